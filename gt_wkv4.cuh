@@ -3,28 +3,30 @@
  * THE OPERATOR (one batch element and channel; g is the log of the decay)
  *     y_t = (A_{t-1} + exp(u + k_t) v_t) / (B_{t-1} + exp(u + k_t))         a mean of all v, weighted by exp(k)
  *     A_t = exp(g) A_{t-1} + exp(k_t) v_t        B_t = exp(g) B_{t-1} + exp(k_t)
- * Peng et al.  2023, arXiv:2305.13048.
+ * Peng et al., 2023, arXiv:2305.13048.
  *
- * FORWARD keeps A = a exp(p) and B = b exp(p), where p is the largest key so far.  In RWKV-4's own kernel p decays with
- * the state, token by token.  Here a and b decay and p stays.  So p is exactly a key, and not a sum that is rounded at
- * every token.  Only a decay of less than exp(-2) is added to p, because it would make a and b vanish.
- * BACKWARD uses the mean m = A / B and l = log B.  With these all factors are shares between 0 and 1: see
+ * FORWARD keeps A = a exp(p) and B = b exp(p), where p is about the largest key so far.  In RWKV-4's own kernel p
+ * decays with the state, token by token.  Here a and b decay, and p stays.  So p is not a sum that is rounded at every
+ * token.  There is one exception: if |g| > 2, the kernels add g to p, because a and b would vanish or overflow.
+ * BACKWARD uses the mean m = A / B and l = log B.  Then all factors are shares between 0 and 1: see
  * gt/wkv4/backward.cuh.
  *
  * NUMERICAL HAZARDS, and the remedies
- *   - exp(k) overflows for a key above 88.  So only differences of keys from the largest key become exponentials.
- *   - A key may be far above later keys.  Once its weight has decayed, the others are small beside exp(p).  So b is
- *     scaled back to about 1 every 32 tokens (normalise), and p falls.
- *   - exp(g) near 1: fp32 cannot hold 1 - exp(g), and a long mean shows the error.  States are scaled as
- *     a + expm1(g) a.
- *   - Large keys, where fp32 cannot tell p from p + g: differences of keys are formed first, then n g is added.
- *   - exp(u) above exp(40): y takes exponentials of its own.
- *   - A key of minus infinity, or a neutral state: if a sum of weights is 0, quotients take the smallest number
- *   instead.  - dstate_in of a neutral state: m has no meaning there, but A and B do; see first_gradient().
+ *   - Large keys.  exp(k) overflows for a key above 88.  So kernels take exponentials only of differences from the
+ *     largest key.
+ *   - A key far above later keys.  After its weight has decayed, all weights are small beside exp(p).  So every 32
+ *     tokens b is scaled back to about 1, and p falls (normalise).
+ *   - exp(g) near 1.  fp32 cannot hold 1 - exp(g), and a long mean shows the error.  So a and b are scaled as a +
+ *     expm1(g) a.
+ *   - Keys so large that fp32 cannot tell p from p + g.  Kernels first subtract keys, then add n g for n tokens.
+ *   - exp(u) above exp(40).  y then takes exponentials of its own.
+ *   - Keys of minus infinity, and neutral states (no tokens yet).  If a sum of weights is 0, quotients divide by the
+ *     smallest number instead.
+ *   - dstate_in of a neutral state.  m has no meaning there, but A and B do; see first_gradient().
  *
  * SEQUENCES AND SEGMENTS.  Kernels treat batch elements and packed sequences alike.  Long sequences are cut into
- * segments that run side by side.  See gt/recurrence/sequences.cuh and segments.cuh.  States of segments are joined as
- * pairs (a exp(p), b exp(p)).  The scan of segments.cuh does not join them, since its numbers would overflow.
+ * segments that run in parallel.  See gt/recurrence/sequences.cuh and segments.cuh.  wkv4 joins the states of segments
+ * itself, as triples (a, b, p).  It does not use the scan of segments.cuh, where A and B would overflow.
  *
  * THE PARTS lie in gt/wkv4/.
  *     table.h        describes the operator (plain C, shared with the stubs and the CPU twin)
@@ -84,6 +86,6 @@ GT_STUB(wkv4, step, GT_STEP)
 
 #endif /* kernels or stubs */
 
-#include "gt_kernels.h" /* the rest of the implementation, if this file is to hold it */
+#include "gt_kernels.h" /* adds the other parts of the implementation whose macros are defined */
 
 #endif /* GT_WKV4_CUH */

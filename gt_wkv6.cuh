@@ -1,14 +1,14 @@
 /* gt_wkv6.cuh - RWKV-6 time mixing.
  *
- * THE OPERATOR (one batch element and head; the state S is [N,V], decay d_t in [0,1] per channel n)
+ * THE OPERATOR (one batch element and head; the state S is [N,V], the decay d_t in [0,1] has a value per channel n)
  *     y_t = S_{t-1}^T r_t + (sum_n r_t u k_t) v_t            S_t = diag(d_t) S_{t-1} + k_t v_t^T
- * y is also multiplied by the caller's scale.  The formulas below omit the scale: in backward it multiplies r and dr.
- * So a pair of tokens j < i carries prod_{j<m<i} d_m, without the decays of i and j themselves.
+ * The factor of a pair of tokens j < i is prod_{j<m<i} d_m, without the decays of i and j themselves.
+ * y is also multiplied by the caller's scale.  The formulas below omit the scale; in backward it multiplies r and dr.
  *
  * ON TENSOR CORES.  These kernels need N = V in 32, 64, 128, compute capability 8.0, and rows aligned to 16 bytes.
- * They do not take fp32 with N = 128 if a block may have no more than 99 KB of shared memory.
- * They use matrix products over chunks of 64 tokens and sub-chunks of 16.  docs/wkv6.md has the formulas in the order
- * of the kernels, and names the function for each.  tests/wkv6_chunked.c is the same in plain C.
+ * fp32 with N = 128 also needs more than 99 KB of shared memory per block.  The kernels use matrix products over chunks
+ * of 64 tokens and sub-chunks of 16 tokens.  docs/wkv6.md has the formulas in the order of the kernels, and names the
+ * function for each.  tests/wkv6_chunked.c implements the same formulas in plain C.
  *
  * ANY SIZE (generic.cuh).  Forward goes token by token.  Backward works in sub-chunks.  Let S be the state before a
  * sub-chunk, and G = dL/dS after it.  With
@@ -23,27 +23,29 @@
  *     S <- E . S + sum_t (Q_t . k_t) v_t^T         G <- E . G + sum_t (P_t . r_t) dy_t^T
  *
  * NUMERICAL HAZARDS, and the remedies
- *   - The decay between two tokens, as a quotient of decays from a common start, overflows under strong decay.  The
- *     kernels for any size use only products of decays, all in [0,1].  Kernels on tensor cores use quotients within 16
- *     tokens.  If these tokens decay to 2^-64 or less (STRONG_DECAY_LIMIT), the kernels take the strong-decay path,
- *     which uses only products.  No decay is clamped.  Exact zeros and hard resets are right.
- *   - dg as a difference of two running sums is noise in fast channels.  The kernels for any size and the strong-decay
- *     path only add.  Chunks on tensor cores subtract, but only terms that they have added, and that are in dg of some
- *     token of the chunk.  If tokens decay much faster than their neighbours, they take the strong-decay path, too.
- *   - d near 1: fp32 cannot hold 1 - d (20 % error at 1 - 3e-7), and a long accumulation shows the error.  States are
- *     updated as S + (expm1(g) S + k v) unless the decay is strong (scale_of_log).  With 16-bit activations on tensor
- *     cores states are multiplied by the decay of 16 tokens or more (sub_chunk_decay).
- *   - raw decay: dw = -exp(w) dg would be inf * 0 if d = 0.  In that case a select makes it 0.
+ *   - Quotients of decays.  The decay between two tokens is a quotient of decays from a common start.  Under strong
+ *     decay the quotient overflows.  The kernels for any size use only products of decays, all in [0,1].  Kernels on
+ *     tensor cores use quotients within 16 tokens.  If the decay over 16 tokens is 2^-64 or less (STRONG_DECAY_LIMIT),
+ *     the kernels take the strong-decay path, which uses only products.  No decay is clamped, so exact zeros and hard
+ *     resets are right.
+ *   - Cancellation in dg.  As a difference of two running sums, dg is noise in channels with fast decay.  The kernels
+ *     for any size and the strong-decay path only add.  Chunks on tensor cores subtract only terms that they have added
+ *     before, and that belong to dg of some token of the chunk.  If tokens decay much faster than their neighbours, the
+ *     chunk takes the strong-decay path, too.
+ *   - d near 1.  fp32 cannot hold 1 - d (20 % error at 1 - 3e-7), and a long accumulation shows the error.  So kernels
+ *     update states as S + (expm1(g) S + k v), unless the decay is strong (scale_of_log).  With 16-bit activations on
+ *     tensor cores they multiply states by the decay of 16 tokens or more (sub_chunk_decay).
+ *   - Raw decay: dw = -exp(w) dg would be inf * 0 if d = 0.  The kernels set dw = 0 in that case.
  *
  * THE PARTS lie in gt/wkv6/.
  *     table.h              describes the operator (plain C, shared with the stubs and the CPU twin)
- *     problem.cuh          shared by all kernels
+ *     problem.cuh          sizes, arguments and decays, shared by all kernels
  *     generic.cuh          the kernels for any N and V
  *     operands.cuh, pass.cuh, prepare.cuh
  *                          shared by the kernels on tensor cores
  *     forward.cuh, forward_sm90.cuh
  *                          forward on tensor cores; the same on compute capability 9.0
- *     states.cuh           states alone: G in reverse, S of segments
+ *     states.cuh           passes that compute only states: G in reverse, S of segments
  *     step.cuh             steps
  *     backward.cuh         the chunks of backward on tensor cores, with backward_inputs.cuh,
  *                          backward_products.cuh, backward_fp32.cuh, backward_strong_decay.cuh
@@ -133,6 +135,6 @@ GT_STUBS_IN_PARTS(wkv6)
 
 #endif /* kernels or stubs */
 
-#include "gt_kernels.h" /* the rest of the implementation, if this file is to hold it */
+#include "gt_kernels.h" /* adds the other parts of the implementation whose macros are defined */
 
 #endif /* GT_WKV6_CUH */

@@ -1,5 +1,5 @@
-/* gt/base/built.cuh - which of the kernels for single dtypes and head sizes this build has: see "Less to compile" in
- * gt_kernels.h.  Every operator also has kernels for any size. */
+/* gt/base/built.cuh - the dtypes and head sizes for which this build has specialised kernels: see "Less to compile" in
+ * gt_kernels.h.  For other sizes every operator has general kernels. */
 #ifndef GT_BASE_BUILT_CUH
 #define GT_BASE_BUILT_CUH
 
@@ -46,17 +46,18 @@ static inline bool is_built(gt_dtype dtype) {
 /* Returns whether this build has kernels for N, one of the head sizes 32, 64 and 128. */
 static inline bool is_built_head(int64_t N) { return N == 32 ? BUILT_N32 : N == 64 ? BUILT_N64 : BUILT_N128; }
 
-/* Returns whether this build has kernels for N columns of a state.  Operators have kernels for up to 16, 32, 64, and
- * 128 or more columns. */
+/* Returns whether this build has kernels for N columns of a state.  BUILT_N32 covers up to 32 columns, BUILT_N64 33 to
+ * 64 columns, and BUILT_N128 more columns. */
 static inline bool is_built_columns(int64_t N) { return N <= 32 ? BUILT_N32 : N <= 64 ? BUILT_N64 : BUILT_N128; }
 
-/* Returns whether a kernel for FROM + 1 to TO columns takes numbers of columns for which this build has kernels. */
+/* Returns whether this build needs the kernel for FROM + 1 to TO columns: it does if is_built_columns(N) holds for one
+ * N in that range. */
 template <int FROM, int TO>
 constexpr bool is_built_columns() {
     return (FROM < 32 && BUILT_N32) || (FROM < 64 && TO > 32 && BUILT_N64) || (TO > 64 && BUILT_N128);
 }
 
-/* Returns whether this build has kernels for activations of type T; the next function asks also for a head of N. */
+/* Return whether this build has kernels for activations of type T; the second function also for heads of size N. */
 template <class T>
 constexpr bool is_built_for() {
     return std::is_same<T, float>::value ? BUILT_F32 : std::is_same<T, bf16>::value ? BUILT_BF16 : BUILT_F16;
@@ -68,13 +69,13 @@ constexpr bool is_built_for() {
 
 /* ---- from values to types ---- */
 
-/* Returns GT_OK, or an error if the operator has kernels only for single dtypes and this build lacks the dtype. */
+/* Returns an error if this build lacks the dtype.  For operators that have no general kernels for any dtype. */
 static inline gt_status check_built(gt_dtype dtype) {
     if (is_built(dtype)) return GT_OK;
     return gt_fail(GT_ERROR_UNSUPPORTED, "dtype = %d: this build has no kernels for it", (int)dtype);
 }
 
-/* Calls launch(T()) for activations of type T, if this build has kernels for them. */
+/* Calls launch(T()) if this build has kernels for activations of type T; otherwise returns an error. */
 template <class T, class Launch>
 static inline gt_status with_built([[maybe_unused]] const Launch& launch) {
     if constexpr (is_built_for<T>())
@@ -83,7 +84,7 @@ static inline gt_status with_built([[maybe_unused]] const Launch& launch) {
         return check_built(std::is_same<T, float>::value ? GT_F32 : std::is_same<T, bf16>::value ? GT_BF16 : GT_F16);
 }
 
-/* The types and the head size of one kernel. */
+/* The types and the head size of one kernel: activations of type T, w of type W, heads of size N. */
 template <class T_, class W_, int N_>
 struct KernelTypes {
     using T = T_;
@@ -102,7 +103,7 @@ static gt_status dispatch_head(int64_t N, [[maybe_unused]] const Launch& launch)
     return gt_fail(GT_ERROR_UNSUPPORTED, "no kernel with N = %lld in this build", (long long)N);
 }
 
-/* Calls launch(KernelTypes<T, W, N>()) for activations of `dtype` and for w of w_dtype, which is the same or fp32. */
+/* Calls launch(KernelTypes<T, W, N>()) for activations of `dtype` and for w of w_dtype, which is `dtype` or fp32. */
 template <class Launch>
 static gt_status dispatch(gt_dtype dtype, gt_dtype w_dtype, int64_t N, const Launch& launch) {
     if (dtype == GT_F32) return dispatch_head<float, float>(N, launch);

@@ -1,7 +1,7 @@
 /* gt/base/bulk.cuh - for kernels: copies between global and shared memory that one thread starts (TMA).
  *
- * These primitives need compute capability 9.0; on older devices they trap.  All are collective (W of device.cuh): the
- * lanes of a warp call one together with the same arguments, and lane 0 acts.
+ * These primitives need compute capability 9.0; on older devices they trap.  All are collective (W of device.cuh): all
+ * lanes of a warp make a call together, with the same arguments, and lane 0 acts.
  *
  * | primitive                              | semantics (PTX)                                                     |
  * |----------------------------------------|---------------------------------------------------------------------|
@@ -12,28 +12,30 @@
  * | bulk_store(target, addr, bytes)        | cp.async.bulk, shared to global, into the warp's open group         |
  * | bulk_commit()                          | closes the warp's group of stores                                   |
  * | bulk_wait_read<N>()                    | waits until all but the N latest groups have read shared memory     |
- * | bulk_wait<N>()                         | ... have written global memory.  One of the two comes before the    |
- * |                                        | block ends                                                          |
+ * | bulk_wait<N>()                         | waits until all but the N latest groups have written global memory. |
+ * |                                        | A warp that stores calls one of these two before the block ends     |
  *
- * | tile_load(addr, map, x, y, z, barrier) | cp.async.bulk.tensor.3d: as bulk_load, the box of a tensor that     |
- * |                                        | starts at element x, y, z, which may be negative.  The barrier      |
- * |                                        | expects the bytes of the whole box.  Elements that the tensor does  |
- * |                                        | not have come as zeros                                              |
- * | tile_store(map, x, y, z, addr)         | the other way, as bulk_store; what lies past the tensor's end is    |
- * |                                        | left out.  x, y, z may not be negative                              |
+ * | tile_load(addr, map, x, y, z, barrier) | cp.async.bulk.tensor.3d: loads a box of a tensor, like bulk_load.   |
+ * |                                        | The box starts at element x, y, z, which may be negative.  The      |
+ * |                                        | barrier expects the bytes of the whole box.  Elements outside the   |
+ * |                                        | tensor arrive as zeros                                              |
+ * | tile_store(map, x, y, z, addr)         | stores a box, like bulk_store.  Elements past the tensor's end are  |
+ * |                                        | not stored.  x, y, z may not be negative                            |
  *
- * In stores and loads x must begin a multiple of 16 bytes.  Another x, or a store before the start, is an illegal
- * instruction.  An H200 showed this, box by box; the PTX ISA does not say it.
+ * In loads and stores, the offset of x in bytes must be a multiple of 16.  Another x, or a store with a negative
+ * coordinate, raises an illegal-instruction error.  Tests on an H200 showed these two rules; the PTX ISA does not state
+ * them.
  *
- * make_tensor_map (host) describes the tensor and its boxes in a TensorMap.  A kernel has the map in its
- * GT_GRID_CONSTANT parameters.  A swizzled box has rows of 128, 64 or 32 bytes, which lie in shared memory as a panel
- * of wgmma.cuh, at a multiple of 8 rows.  A box without swizzle has rows of any multiple of 16 bytes, one after the
- * other, at a multiple of 128.
+ * make_tensor_map (host) describes the tensor and its boxes in a TensorMap.  A kernel gets the map in its
+ * GT_GRID_CONSTANT parameters.
+ * A swizzled box has rows of 128, 64 or 32 bytes.  They form a panel of wgmma.cuh in shared memory, at a multiple of 8
+ * rows.
+ * A box without swizzle has rows of any multiple of 16 bytes, one after the other, at a multiple of 128 bytes.
  *
- * The copies belong to the asynchronous proxy.  A copy may read or write shared memory that the kernel itself has
- * written (sts, stmatrix, cp_async, mbarrier_init).  In this case the warp that wrote calls fence_async_proxy, and a
- * barrier follows before the copy.  Loaded data needs no fence: a warp waits for the mbarrier of the load, then reads
- * the data by lds or as a tile of wgmma.
+ * The copies belong to the asynchronous proxy.  If a copy touches shared memory that the kernel itself has written
+ * (sts, stmatrix, cp_async, mbarrier_init), the writing warp calls fence_async_proxy, and a barrier precedes the copy.
+ * Loaded data needs no fence: a warp waits for the mbarrier of the load, then reads the data by lds or as a tile of
+ * wgmma.
  */
 #ifndef GT_BASE_BULK_CUH
 #define GT_BASE_BULK_CUH
@@ -46,8 +48,8 @@
 
 namespace gt {
 
-/* One matrix or a stack of matrices, and its boxes.  All numbers count elements.  Elements along index 0 (x) are
- * adjacent in memory. */
+/* The shape of a tensor (one matrix or a stack of matrices) and of its boxes.  All numbers count elements.  Elements
+ * along index 0 (x) are adjacent in memory. */
 struct TensorShape {
     int64_t size[3];
     int64_t stride[2]; /* strides of index 1 (y) and index 2 (z): multiples of 16 bytes */
@@ -55,7 +57,7 @@ struct TensorShape {
     bool swizzled;
 };
 
-/* Returns whether make_tensor_map takes a tensor, on a GPU and in the emulation. */
+/* Returns whether make_tensor_map accepts a tensor.  The rules are the same on a GPU and in the emulation. */
 template <class T>
 static inline bool is_tensor(const T* data, const TensorShape& s) {
     bool good = reinterpret_cast<uintptr_t>(data) % 16 == 0;

@@ -1,5 +1,5 @@
-/* gt/base/compiler.cuh - declarations that nvcc needs, or with GT_EMU an ordinary C++ compiler; features of the target
- * architecture. */
+/* gt/base/compiler.cuh - macros with which nvcc or, with GT_EMU defined, an ordinary C++ compiler compiles the kernels.
+ * Other macros describe the target architecture. */
 #ifndef GT_BASE_COMPILER_CUH
 #define GT_BASE_COMPILER_CUH
 
@@ -54,8 +54,9 @@
 #define GT_SM90 0
 #endif
 
-/* If a kernel needs newer instructions, its body is empty for older devices, which never launch it.  Compute capability
- * 8.0 adds mma of bf16 and tf32, and mbarriers.  Some instructions exist on 9.0 alone. */
+/* Whether to compile the bodies of kernels that need newer instructions.  GT_SM80_KERNELS: mma of bf16 and tf32, and
+ * mbarriers, which need compute capability 8.0.  GT_SM90A: instructions that exist on 9.0 alone.  For other targets a
+ * body is empty, and the host never launches the kernel. */
 #if defined(GT_EMU) || GT_SM80
 #define GT_SM80_KERNELS 1
 #else
@@ -67,8 +68,8 @@
 #define GT_SM90A 0
 #endif
 
-/* Shared memory of a multiprocessor in KB, as far as the compiler can know.  Code for 8.0 also runs, from PTX, on newer
- * devices. */
+/* Shared memory of a multiprocessor in KB, as far as the compiler can know it.  The driver may also compile PTX for 8.0
+ * on newer devices, so 8.0 gets the largest value. */
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ / 100 == 12)
 #define GT_SHARED_KB 100
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 870

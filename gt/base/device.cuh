@@ -1,16 +1,16 @@
 /* gt/base/device.cuh - the primitives of kernels.
  *
- * Every kernel of this library is written on the primitives below and on plain C++.  So the same source runs on a GPU
- * (PTX bodies here) and, with GT_EMU defined, on the CPU.  On the CPU an ordinary C++ compiler compiles it without the
- * CUDA Toolkit; the bodies in gt/emu/ also check for races, bounds, alignment and barrier use.  The rules that make
- * this possible:
+ * Every kernel of this library uses only the primitives below and plain C++.  So the same source runs on a GPU and,
+ * with GT_EMU defined, on the CPU.  For a GPU this file implements the primitives in PTX.  For the CPU an ordinary C++
+ * compiler is enough, and gt/emu/ implements the primitives; it also checks for races, bounds, alignment and barrier
+ * use.  The rules that make this possible:
  *
  *   - Kernels touch shared memory only through the primitives, by 32-bit shared address.
  *   - Shared memory is dynamic only (no static __shared__), carved up by offsets from smem_base(), the one base
  *     address.  It starts with undefined contents.
  *   - No PTX, no intrinsic and no threadIdx-like variable outside gt/base/ (most of them are here).
- *   - A kernel takes one trivially copyable struct of parameters by value.  Its blocks are a whole number of warps.  No
- *     thread returns while others of its warp still meet at a primitive.
+ *   - A kernel takes one trivially copyable struct of parameters by value.  A block is a whole number of warps.  No
+ *     thread returns while others of its warp still call collective primitives.
  *   - Collective primitives (marked W below) are executed by all 32 lanes of a warp together.
  *
  *   struct ScaleParams { const float* x; float* y; float factor; int n; };
@@ -79,9 +79,10 @@ namespace gt {
  *
  *     ldmatrix          M_m[g][2j,2j+1]            ldmatrix ..._trans          M_m[2j,2j+1][g]
  *
- * So x4 gives the fragment of A, stored by rows, with M_0 = A[0..7][0..7], M_1 = A[8..15][0..7],
- * M_2 = A[0..7][8..15], M_3 = A[8..15][8..15].  With the two halves of k, x2_trans gives the fragment of B stored as
- * B[k][n], and x2 gives the fragment of B stored as B^T[n][k].
+ * So x4 loads the fragment of A, stored by rows, with M_0 = A[0..7][0..7], M_1 = A[8..15][0..7],
+ * M_2 = A[0..7][8..15], M_3 = A[8..15][8..15].
+ * For a fragment of B, the two matrices are the two halves of k.  x2_trans loads B stored as B[k][n], and x2 loads B
+ * stored as B^T[n][k].
  * movmatrix_trans turns a register that holds M[g][2j,2j+1] into M[2j,2j+1][g].  stmatrix stores four matrices from
  * registers, in the order in which ldmatrix_x4 loads them.
  *
@@ -95,26 +96,28 @@ namespace gt {
  * | stmatrix_x4(addr, r), stmatrix_x4_trans    | stmatrix.sync.aligned.m8n8.x4[.trans].shared.b16 |
  * | movmatrix_trans(r)                         | movmatrix.sync.aligned.m8n8.trans.b16            |
  *
- * A warpgroup is 4 warps from a multiple of 4 on, which multiply together: C[64][128] += A[64][8] B[8][128], of tf32.
- * A warp has rows 16 (warp % 4) ... + 15 of A and C, in the registers of mma_tf32: c[i] holds columns 8i ... 8i + 7.
+ * A warpgroup is warps 4 i ... 4 i + 3 of a block.  Its warps multiply together: C[64][128] += A[64][8] B[8][128], in
+ * tf32.  Warp w has rows 16 (w % 4) ... 16 (w % 4) + 15 of A and C, in the registers of mma_tf32: c[i] holds columns 8i
+ * ... 8i + 7.
  * B lies in shared memory as B^T[n][k], in blocks of 8 rows of 4 elements.  A row is 16 bytes.  A block is 128 adjacent
- * bytes at a multiple of 16.  The next 4 of k are k_bytes further, the next 8 of n n_bytes further; both are multiples
- * of 16.
+ * bytes at a multiple of 16.  The block with the next 4 values of k is k_bytes further, the block with the next 8
+ * values of n is n_bytes further.  Both distances are multiples of 16.
  *
  * | primitive                              | PTX                                                  |
  * |----------------------------------------|------------------------------------------------------|
  * | wgmma_operand(addr, k_bytes, n_bytes)  | a matrix descriptor without swizzle                  |
  * | wgmma_tf32(c, a, b)                    | wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 |
  * | wgmma_fence(), wgmma_commit()          | wgmma.fence, wgmma.commit_group                      |
- * | wgmma_wait<N>()                        | wgmma.wait_group: at most the N latest groups run on |
+ * | wgmma_wait<N>()                        | wgmma.wait_group: waits for all but N latest groups  |
  * | fence_async_proxy()                    | fence.proxy.async.shared::cta                        |
  * | give_registers<N>(), take_registers<N>() | setmaxnreg.dec, .inc: from now on the warpgroup's    |
  * |                                        | threads have N registers each, a multiple of 8 from  |
- * |                                        | 24 to 256; take waits until others have given        |
+ * |                                        | 24 to 256.  take_registers waits until other warps   |
+ * |                                        | have given enough registers                          |
  *
  * wgmma_tf32 only starts the product.  Until a wgmma_wait ends the product's group, no thread may write B, or access c
- * and a.  Only further products may use the same c.  A wgmma_fence comes after the last access to c and a, before the
- * product.  A thread that writes B calls fence_async_proxy before the barrier after which the product starts.
+ * and a.  Only further products may use the same c.  Call wgmma_fence after the last access to c and a, before the
+ * product.  A thread that has written B calls fence_async_proxy; then a barrier follows, then the product.
  */
 
 /* ---- memory, ordering and warp primitives ---------------------------------------------------- */
@@ -126,8 +129,8 @@ namespace gt {
  * | lds<T>(addr), sts<T>(addr, v)      | ld.shared, st.shared; T trivially copyable of 2, 4, 8 or |
  * |                                    | 16 bytes; addr aligned to sizeof(T)                      |
  * | ldg<T>(p), stg<T>(p, v)            | ld.global, st.global of a vector; p aligned to sizeof(T) |
- * | prefetch(p)                        | prefetch.global.L2: the line at p may come to L2; p      |
- * |                                    | points into a tensor                                     |
+ * | prefetch(p)                        | prefetch.global.L2: a hint to load the line at p to L2;  |
+ * |                                    | p points into a tensor                                   |
  * | cp_async<BYTES>(addr, p, n)        | cp.async of 4, 8 or 16 bytes, global to shared: copies n |
  * |                                    | bytes (even, 0 to BYTES, default all) and zero-fills the |
  * |                                    | rest; addr and p aligned to BYTES, even where n is 0     |
@@ -137,40 +140,41 @@ namespace gt {
  * |                                    | after a barrier that follows                             |
  * | sync_warp()                        | bar.warp.sync: orders memory between the lanes of a warp |
  * | sync_threads()                     | bar.sync 0 for the whole block                           |
- * | bar_sync(id, n)                    | bar.sync: waits until n threads, whole warps, have come  |
- * |                                    | to barrier id (0 to 15; 0 is sync_threads')              |
- * | mbarrier_init(addr, n)             | mbarrier.init: a barrier of 8 aligned bytes for n        |
- * |                                    | arriving threads, whole warps; a sync_threads comes      |
- * |                                    | before its use.  Its phases have parities 0, 1, 0 ...    |
- * | mbarrier_inval(addr)               | mbarrier.inval: the barrier ends, and mbarrier_init may  |
- * |                                    | make another; a sync_threads comes after its last use    |
+ * | bar_sync(id, n)                    | bar.sync: waits until n threads, in whole warps, have    |
+ * |                                    | reached barrier id (0 to 15; sync_threads uses 0)        |
+ * | mbarrier_init(addr, n)             | mbarrier.init: makes a barrier, of 8 aligned bytes, at   |
+ * |                                    | which n threads arrive, in whole warps.  A sync_threads  |
+ * |                                    | must follow.  The phases have parities 0, 1, 0 ...       |
+ * | mbarrier_inval(addr)               | mbarrier.inval: ends the barrier, so that mbarrier_init  |
+ * |                                    | may make another.  Call sync_threads before, after the   |
+ * |                                    | last use of the barrier                                  |
  * | mbarrier_arrive(addr)              | mbarrier.arrive: the n-th thread completes the phase and |
  * |                                    | begins the next.  Each thread of the warp arrives.  One  |
  * |                                    | arrival after sync_warp would do, but racecheck would    |
  * |                                    | then report hazards that do not exist                    |
- * | mbarrier_arrive_warp(addr)         | the same, from 9.0 on by one lane for all.  It guards    |
+ * | mbarrier_arrive_warp(addr)         | the same; from 9.0 on one lane arrives for all 32.  For  |
  * |                                    | data that racecheck does not see: operands of products   |
- * | mbarrier_arrive_expect(addr, b)    | mbarrier_arrive, and b more bytes of bulk copies         |
- * |                                    | (bulk.cuh) have to come before the phase is complete     |
- * | mbarrier_arrive_expect_warp(addr,  | the same, by one lane for all                            |
+ * | mbarrier_arrive_expect(addr, b)    | mbarrier_arrive; the phase also waits until b more bytes |
+ * |                                    | of bulk copies (bulk.cuh) have arrived                   |
+ * | mbarrier_arrive_expect_warp(addr,  | the same; one lane arrives for all 32                    |
  * |     b)                             |                                                          |
  * | cp_async_arrive(addr)              | cp.async.mbarrier.arrive.noinc: each thread arrives when |
  * |                                    | all cp_async that it has issued are complete             |
- * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity until the latest phase of that  |
- * |                                    | parity is complete.  The phase before the first, of      |
- * |                                    | parity 1, counts as complete                             |
+ * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity: waits until the latest phase   |
+ * |                                    | of that parity is complete.  Before the first phase, a   |
+ * |                                    | wait for parity 1 returns at once                        |
  * | wait_for_chain()                   | griddepcontrol: waits until the kernels before this one  |
  * |                                    | in its Chain are complete and their writes are visible.  |
- * |                                    | Then blocks of the next kernel may take free places.     |
- * |                                    | No effect before sm_90 and if no kernel runs ahead       |
- * | release_chain()                    | the second part alone: blocks of the next may start      |
+ * |                                    | Then blocks of the next kernel may start.  No effect     |
+ * |                                    | before sm_90, or if no kernel runs ahead (launch.cuh)    |
+ * | release_chain()                    | lets blocks of the next kernel start, without waiting    |
  * | shfl_xor(v, mask), shfl_idx(v, l)  | value of lane (lane ^ mask), of lane l                   |
  * | shfl_up(v, d), shfl_down(v, d)     | value of lane - d, lane + d; own value past the ends     |
  * | warp_sum(v)                        | sum over the warp, the same bits in every lane           |
- * | warp_any(c)                        | whether c holds in any lane                              |
+ * | warp_any(c)                        | true in every lane if c holds in any lane                |
  *
- * Only sync_warp and the barriers order one lane's memory accesses before another's.  An arrival orders earlier
- * accesses before the accesses of threads that wait for its phase. */
+ * Only sync_warp and the barriers order the memory accesses of different lanes.  An arrival at an mbarrier orders the
+ * thread's earlier accesses before later accesses of the threads that wait for that phase. */
 
 #ifndef GT_EMU
 
@@ -291,7 +295,7 @@ GT_DEV void cp_async(uint32_t addr, const void* source, int copied = BYTES) {
 #endif
 }
 
-/* Asserts to the compiler that a pointer points to global memory, although it was loaded from shared memory. */
+/* Tells the compiler that a pointer, although it was loaded from shared memory, points to global memory. */
 template <class T>
 GT_DEV T* global_pointer(void* pointer) {
     __builtin_assume(__isGlobal(pointer));

@@ -46,9 +46,9 @@ static inline cudaError_t allow_smem(const void* kernel, size_t bytes) {
 #endif
 }
 
-/* Returns whether wait_for_chain() waits in a kernel, and so in all kernels compiled in the same object.  If the driver
- * compiles the code from PTX of an architecture before sm_90, it does not wait, on any GPU.  CUDA before 12.3 cannot
- * capture launches that run ahead, so there the answer is no, too. */
+/* Returns whether wait_for_chain() really waits in a kernel; the answer holds for all kernels of the same object.  Code
+ * that the driver compiles from PTX older than sm_90 does not wait, on any GPU.  CUDA before 12.3 cannot capture
+ * launches that run ahead, so the function returns false there. */
 static inline bool waits_for_chain(const void* kernel) {
 #if CUDART_VERSION >= 12030
     int driver = 0;
@@ -63,8 +63,9 @@ static inline bool waits_for_chain(const void* kernel) {
     return false;
 }
 
-/* Finds a function of the driver.  The CUDA runtime looks it up, so programs need not link the driver's library.
- * since: the CUDA version that introduced the function. */
+/* Finds a function of the driver by name.  The CUDA runtime looks it up, so programs need not link the driver's
+ * library.
+ * since: the CUDA version that introduced the function.  known: keeps the address for later calls. */
 static inline cudaError_t find_in_driver(const char* name, int since, std::atomic<void*>& known, void** function) {
     *function = known.load();
     if (*function) return cudaSuccess;
@@ -82,8 +83,8 @@ static inline cudaError_t find_in_driver(const char* name, int since, std::atomi
     return cudaSuccess;
 }
 
-/* Gets the most threads of a kernel's block on the current device, `id`.  A pending error is neither cleared nor
- * returned.  cudaFuncGetAttributes might clear or return it, so in that case the function asks the driver instead. */
+/* Gets the maximum block size of a kernel, in threads, on the current device, `id`.  A pending error is neither cleared
+ * nor returned.  cudaFuncGetAttributes might do so; while an error is pending, the function asks the driver instead. */
 static inline cudaError_t ask_threads(const void* kernel, [[maybe_unused]] int id, int* most) {
 #if CUDART_VERSION >= 12060
     if (cudaPeekAtLastError() != cudaSuccess) {
@@ -106,7 +107,8 @@ static inline cudaError_t ask_threads(const void* kernel, [[maybe_unused]] int i
     return error;
 }
 
-/* The query may load the kernel.  During a stream capture a thread may load kernels only in relaxed mode. */
+/* ask_threads() for the current device, also during a stream capture.  The query may load the kernel, and during a
+ * capture a thread may load kernels only in relaxed mode. */
 static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     int id;
@@ -119,8 +121,8 @@ static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
 }
 
 /* Enqueues a kernel on a stream and returns the launch's own error.  Errors that were pending before are neither
- * cleared nor returned.  May be the program's first CUDA call, also inside a capture.
- * runs_ahead: blocks may start before the kernel before this one on the stream is complete. */
+ * cleared nor returned.  This may be the program's first CUDA call, even inside a capture.
+ * runs_ahead: blocks may start before the stream's previous kernel is complete. */
 template <class Params>
 static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads, size_t smem_bytes,
                                  cudaStream_t stream, const Params& params, bool runs_ahead = false) {
@@ -150,8 +152,8 @@ static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned thr
 
 /* ---- host side of the operators -------------------------------------------------------------- */
 
-/* Returns the status for an error of a CUDA call, and sets the message.  If the error is the pending one, it is
- * cleared, so that the caller's next cudaGetLastError does not report it again.  An older pending error stays. */
+/* Returns the status for an error of a CUDA call, and sets the message.  If the same error is pending, the function
+ * clears it, so that the caller's next cudaGetLastError does not report it again.  A different pending error stays. */
 static inline gt_status report(cudaError_t error, const char* what) {
     if (error == cudaSuccess) return GT_OK;
 #ifndef GT_EMU
@@ -166,7 +168,7 @@ static inline gt_status report(cudaError_t error, const char* what) {
 #endif
 }
 
-/* Properties of the current device on which launchers depend. */
+/* The properties of the current device that decide how kernels are launched. */
 struct Device {
     int multiprocessors, compute_capability; /* 90 for 9.0 */
     int shared_bytes;                        /* shared memory that a block may have */
@@ -177,13 +179,13 @@ struct ProbeParams {};
 
 constexpr int PROBE_THREADS = 256;
 
-/* This kernel is never launched; the driver is only asked about it.  Every object of a program has its own copy, since
- * objects may be compiled for different architectures. */
+/* This kernel is never launched: ask_sm90a() only queries its attributes.  Every object of a program has its own copy,
+ * since objects may be compiled for different architectures. */
 GT_KERNEL(GT_SM90A ? PROBE_THREADS : 32, 1) probe_kernel(const GT_GRID_CONSTANT ProbeParams) {}
 
-/* Gets whether this object has code for 9.0a. `id` is the current device, of compute capability 9.0.  Code for other
- * architectures, also code that the driver makes from PTX, bounds probe_kernel to one warp a block.  So the function
- * asks the driver, once a device, for the most threads of that kernel's block. */
+/* Gets whether this object has code for 9.0a.  `id` is the current device, of compute capability 9.0.  In code for
+ * other architectures, including PTX that the driver compiles, the launch bound of probe_kernel is one warp.  So the
+ * maximum block size of probe_kernel gives the answer; the function asks for it once per device. */
 static inline cudaError_t ask_sm90a(int id, bool* runs) {
 #ifdef GT_EMU
     (void)id;
@@ -205,8 +207,8 @@ static inline cudaError_t ask_sm90a(int id, bool* runs) {
     return cudaSuccess;
 }
 
-/* Gets the current device.  If the driver's answer is an error, the caller gets that error.  With a guess instead, a
- * call could take other kernels, and need more workspace, than the size query said. */
+/* Gets the current device.  If the driver reports an error, the function returns it.  A guess would be dangerous: the
+ * call could choose other kernels, and need more workspace, than the size query reported. */
 static inline gt_status current_device(Device* device) {
     int id = 0, major = 0, minor = 0;
     cudaError_t error = cudaGetDevice(&id);
@@ -228,8 +230,8 @@ static inline gt_status current_device(Device* device) {
     return GT_OK;
 }
 
-/* Cuts a caller's buffer into pieces, each aligned to 256 bytes.  Without a buffer it counts the bytes and returns
- * NULL.  bytes() is the size that the buffer needs, including 256 bytes for alignment. */
+/* Cuts a caller's buffer into pieces, each aligned to 256 bytes.  If the buffer is NULL, take() only counts bytes and
+ * returns NULL.  bytes() is the size that the buffer needs, including 256 bytes for alignment. */
 class Arena {
   public:
     explicit Arena(void* buffer) : base_((uintptr_t)buffer) {}
@@ -265,19 +267,19 @@ static inline gt_status check_saved(const void* saved, size_t bytes, size_t need
     return gt_fail(GT_ERROR_SAVED, "saved_bytes = %zu: %zu needed", bytes, need);
 }
 
-/* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of every kernel but the first may start
- * while the kernel before still runs (programmatic dependent launch).  This hides the time that a launch takes.
- *   - A thread calls wait_for_chain() before it reads data that another kernel of the chain writes.  It also calls it
- *     before it writes data that another kernel reads or writes.
+/* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of every kernel except the first may
+ * start while the previous kernel still runs (programmatic dependent launch).  This hides the time that a launch takes.
+ *   - A thread calls wait_for_chain() before it reads data that an earlier kernel of the chain writes, and before it
+ *     writes data that an earlier kernel reads or writes.
  *   - Inputs of the call need no wait.  The first kernel waits for all earlier work of the stream, as any launch does.
- *   - Blocks that share nothing with other kernels need not wait.  But some block of every kernel must wait; otherwise
- *     later kernels would not wait for earlier ones.  A kernel that calls release_chain() before it waits lets the next
- *     kernel also overlap the kernels before.
+ *   - Blocks that share nothing with other kernels need not wait.  But at least one block of every kernel must wait;
+ *     otherwise later kernels would not wait for earlier ones.
+ *   - A kernel may call release_chain() before it waits.  Then the next kernel overlaps earlier kernels, too.
  * The emulation checks these rules. */
 struct Chain {
     gt_stream stream;
     const void* first = nullptr; /* the chain's first kernel, after its launch */
-    bool is_known = false;       /* whether runs_ahead is known */
+    bool is_known = false;       /* whether runs_ahead has been set */
     bool runs_ahead = false;     /* whether kernels after the first are launched ahead */
 };
 
@@ -295,11 +297,11 @@ struct KernelList {
     }
 };
 
-/* The list where run() notes this thread's kernels for path.cuh instead of launching them.  NULL: run() launches
- * them. */
+/* Returns the list in which run() records the names of this thread's kernels for gt_OP_path (path.cuh).  If the list is
+ * NULL, run() launches the kernels. */
 static inline KernelList* noted_kernels() { return static_cast<KernelList*>(*gt_noted_kernels()); }
 
-/* Launches a kernel of a chain, or nothing if blocks = 0. */
+/* Launches a kernel of a chain; launches nothing if blocks = 0. */
 template <class Params>
 static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks, unsigned threads,
                             size_t smem_bytes, Chain& chain, const Params& params) {
@@ -338,13 +340,13 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
 
 /* ---- division by a number that the host knows ------------------------------------------------ */
 
-/* x / divisor = (x + the upper half of x times magic) >> shift, for 0 <= x < 2^31. */
+/* x / divisor = (x + upper 32 bits of x * magic) >> shift, for 0 <= x < 2^31. */
 struct Divider {
     uint32_t magic, shift;
     int divisor;
 };
 
-/* A divisor below 1 counts as 1: it comes from an empty size, and then no kernel is launched. */
+/* A divisor below 1 counts as 1.  It comes from a size of 0, for which no kernel is launched. */
 static inline Divider divide_by(int divisor) {
     if (divisor < 1) divisor = 1;
     uint32_t shift = 0;

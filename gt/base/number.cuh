@@ -1,4 +1,4 @@
-/* gt/base/number.cuh - numbers and functions of them, for the host and for kernels.
+/* gt/base/number.cuh - number formats and mathematical functions, for the host and for kernels.
  *
  * CONTENTS
  *   numbers    as_float as_uint, conversions of bf16, f16, tf32 and int8, Element<T>
@@ -13,7 +13,7 @@ namespace gt {
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-/* Reinterprets 32 bits.  A GPU's arithmetic gives every NaN the bits 0x7fffffff, so as_uint does this on the host. */
+/* Reinterpret 32 bits.  A GPU's arithmetic gives every NaN the bits 0x7fffffff; as_uint imitates this on the host. */
 GT_HD float as_float(uint32_t bits) {
 #ifdef __CUDA_ARCH__
     return __uint_as_float(bits);
@@ -41,8 +41,8 @@ GT_HD uint32_t as_uint(float value) {
 #define GT_ASSUME(condition) ((void)0)
 #endif
 
-/* Returns x.  The compiler cannot compute expressions of the result earlier, outside of a loop, where their values
- * would take registers. */
+/* Returns x.  The empty asm stops the compiler from hoisting computations with the result out of a loop, where they
+ * would occupy registers. */
 GT_HD float made_here(float x) {
 #ifdef __CUDA_ARCH__
     asm volatile("" : "+f"(x));
@@ -56,9 +56,8 @@ GT_HD int made_here(int x) {
     return x;
 }
 
-/* 16-bit element types.  They are storage only; arithmetic is fp32.  All conversions to them round
- * to nearest even; every NaN becomes 0x7fff.  A packed pair keeps the element of the lower address
- * (`lo`) in the lower half of 32 bits. */
+/* 16-bit element types, for storage only; arithmetic is fp32.  All conversions to them round to nearest even, and every
+ * NaN becomes 0x7fff.  A packed pair keeps the element of the lower address (`lo`) in the lower half of 32 bits. */
 struct bf16 {
     uint16_t bits;
 };
@@ -136,8 +135,8 @@ GT_HD uint32_t pack_f16(float lo, float hi) {
 #endif
 }
 
-/* The larger magnitudes of two pairs of T.  `most` has no signs.  If one of two values is NaN, the result is either of
- * them. */
+/* For each half of a pair of T: returns the larger of `most` and the magnitude of `pair`.  The sign bits of `most` are
+ * 0.  If one of the two values is NaN, the result may be either of them. */
 template <class T>
 GT_HD uint32_t larger_magnitudes(uint32_t most, uint32_t pair) {
 #if GT_SM80
@@ -153,7 +152,7 @@ GT_HD uint32_t larger_magnitudes(uint32_t most, uint32_t pair) {
 #endif
 }
 
-/* A pair of bf16 times a pair of powers of two.  The result is exact unless it underflows in bf16. */
+/* Returns a pair of bf16 times a pair of powers of two.  The result is exact unless it underflows in bf16. */
 GT_HD uint32_t times_power_bf16(uint32_t pair, uint32_t powers) {
 #if GT_SM80
     uint32_t product; /* adding minus 0 keeps the sign of a zero */
@@ -164,7 +163,7 @@ GT_HD uint32_t times_power_bf16(uint32_t pair, uint32_t powers) {
 #endif
 }
 
-/* Products of two pairs of f16, each rounded once. */
+/* Returns the products of two pairs of f16.  Each product is rounded once. */
 GT_HD uint32_t multiply_f16(uint32_t a, uint32_t b) {
 #ifdef __CUDA_ARCH__
     uint32_t pair;
@@ -175,8 +174,9 @@ GT_HD uint32_t multiply_f16(uint32_t a, uint32_t b) {
 #endif
 }
 
-/* Rounds to the nearest tf32 (10 stored mantissa bits).  Ties go to even, before compute capability 9.0 away from zero.
- * Infinity and NaN stay.  mma_tf32 ignores the 13 bits below, so it truncates an operand that was not rounded. */
+/* Rounds to the nearest tf32 (10 stored mantissa bits).  Ties go to even; on devices before compute capability 9.0 they
+ * go away from zero.  Infinity and NaN stay.  mma_tf32 ignores the lowest 13 bits of an operand, so without this
+ * function it would truncate. */
 GT_HD float round_tf32(float value) {
 #if GT_SM90
     uint32_t bits;
@@ -193,8 +193,8 @@ GT_HD float round_tf32(float value) {
 #endif
 }
 
-/* Element<T> for T = float, bf16, f16 loads and stores single elements as float.  For the 16-bit types it also loads
- * and stores packed pairs. */
+/* Element<T>, for T = float, bf16 or f16, loads and stores single elements as float.  For the 16-bit types it also
+ * unpacks and packs pairs. */
 template <class T>
 struct Element;
 
@@ -222,7 +222,7 @@ struct Element<f16> {
     GT_HD uint32_t pack(float lo, float hi) { return pack_f16(lo, hi); }
 };
 
-/* Four int8 numbers as exact pairs of T, bf16 or f16: even gets bytes 0 and 2, odd bytes 1 and 3. */
+/* Converts four int8 numbers to pairs of T, bf16 or f16, exactly.  `even` gets bytes 0 and 2, `odd` bytes 1 and 3. */
 template <class T>
 GT_HD void int8_pairs(uint32_t word, uint32_t& even, uint32_t& odd) {
 #if GT_SM80
@@ -231,12 +231,13 @@ GT_HD void int8_pairs(uint32_t word, uint32_t& even, uint32_t& odd) {
     for (int i = 0; i < 2; i++) {
         const uint32_t w = word >> 8 * i;
         if constexpr (std::is_same<T, bf16>::value) {
-            /* A byte with the 7 bits u below its sign bit s is u - 128 s.  128 + u is 0x4300 | u, and -128 - 128 s is
-             * 0xc300 | s << 7.  Their sum is exact. */
+            /* A byte with sign bit s and the 7 bits u below it is the number u - 128 s.  In bf16, 0x4300 | u is 128 +
+             * u, and 0xc300 | s << 7 is -128 - 128 s.  The sum of the two is the number, exactly. */
             const uint32_t u = (w & 0x007f007fu) | 0x43004300u, s = (w & 0x00800080u) | 0xc300c300u;
             asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(*pairs[i]) : "r"(u), "r"(0x3f803f80u), "r"(s));
         } else {
-            /* 0x6480 ^ byte is 1152 + the number: 1024 + a byte below 256, whose upper bit was turned. */
+            /* byte ^ 0x80 is the number + 128, without a sign.  In f16, 0x6400 | (byte ^ 0x80) is 1024 + 128 + the
+             * number.  0x6480 is 1152. */
             const uint32_t sum = (w & 0x00ff00ffu) ^ 0x64806480u;
             asm("sub.f16x2 %0, %1, %2;" : "=r"(*pairs[i]) : "r"(sum), "r"(0x64806480u));
         }
@@ -250,8 +251,7 @@ GT_HD void int8_pairs(uint32_t word, uint32_t& even, uint32_t& odd) {
 
 /* ---- functions ------------------------------------------------------------------------------- */
 
-/* Errors are relative and hold unless the true result is subnormal, which may come out as 0.  NaN
- * stays NaN.
+/* Errors are relative.  They hold unless the true result is subnormal; then the result may be 0.  NaN stays NaN.
  *
  * | function          | is                | error           | domain                             |
  * |-------------------|-------------------|-----------------|------------------------------------|
@@ -365,8 +365,8 @@ GT_HD float sigmoid(float x) {
 /* For large negative x the exponential overflows to infinity; its reciprocal is 0, which is the right result. */
 GT_HD float sigmoid_fast(float x) { return rcp_approx(1.0f + exp_fast(-x)); }
 
-/* Bounds the factor x below -200, so that infinity times 0 cannot occur.  A NaN x becomes a number there, but then
- * sigmoid_x is NaN. */
+/* Raises x to at least -200, so that -infinity times 0 cannot occur.  fmaxf replaces a NaN x by a number; the result is
+ * still NaN, because sigmoid_x is. */
 GT_HD float silu_of_sigmoid(float x, float sigmoid_x) { return fmaxf(x, -200.0f) * sigmoid_x; }
 
 GT_HD float silu(float x) { return silu_of_sigmoid(x, sigmoid(x)); }

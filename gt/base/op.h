@@ -1,11 +1,12 @@
 /* gt/base/op.h - descriptions of operators for the argument checks of GPU and CPU; not for users.
  *
- * Each operator describes its argument struct once, as a table.  gt_prepare reads it to fill in defaults and to find
- * every bad argument before anything is launched, for the GPU and for the CPU twin alike.  The tests go through the
- * same tables.
+ * Each operator describes its argument struct once, in a table (gt_op).  gt_prepare reads the table to fill in defaults
+ * and to find every bad argument before anything is launched.  The GPU function and its CPU twin (the same operator in
+ * plain C) both call gt_prepare.  The tests use the same tables.
  *
- * A size is a letter; a tensor's shape is a word of letters: "BTHN".  A letter without a field (S:
- * states read, Q: states written, ...) is set by the operator's resolve function. */
+ * A letter stands for a size, and a word of letters for a tensor's shape: "BTHN".  Most sizes are fields of the
+ * argument struct.  The operator's resolve function sets the others, for example S (states read) and Q (states
+ * written). */
 #ifndef GT_BASE_OP_H
 #define GT_BASE_OP_H
 
@@ -68,7 +69,7 @@ typedef enum gt_pass {
     GT_SEGMENT_BACKWARD = 4,
     GT_JOIN = 5,
     GT_JOIN_BACKWARD = 6,
-    GT_PASSES = 7, /* number of passes that read and write tensors; the rest do not */
+    GT_PASSES = 7, /* number of passes that read or write tensors; the values below are not among them */
     GT_QUERY = 7,
     GT_PATH = 8,
     GT_REGISTER = 9 /* gt_xla_register; only gt_enter takes it */
@@ -77,22 +78,25 @@ typedef enum gt_target { GT_HOST = 0, GT_DEVICE = 1 } gt_target; /* GT_HOST is t
 
 typedef struct gt_tensor {
     const char *name;
-    size_t offset;        /* where the struct has the pointer */
-    size_t stride_offset; /* where the struct has its strides, see gt_stride_count; 0: always packed */
+    size_t offset;        /* offset of the pointer in the struct */
+    size_t stride_offset; /* offset of the strides in the struct, see gt_stride_count; 0: always packed */
     const char *shape;    /* letters of the sizes, slowest first */
-    /* 'x' activations; 'X' activations with a gt_stride4; 'w' the companion dtype of activations; 'd' the second
-     * companion dtype; 'S' states and 'P' parameters, whose dtype a step may choose (else fp32): see gt_step_dtypes;
-     * 'f' fp32; 'i' int32; 'b' int8 */
+    /* Which dtype the tensor has:
+     *     'x'  the dtype of activations               'S'  the dtype of states      (gt_step_dtypes)
+     *     'X'  the same, with a gt_stride4            'P'  the dtype of parameters  (gt_step_dtypes)
+     *     'w'  the companion dtype, `dtype` or fp32   'f'  fp32
+     *     'd'  the second companion dtype             'i'  int32     'b'  int8 */
     char kind;
-    /* a letter per pass: '-' unused (also past the end: see gt_use), 'I' required input, 'i' optional input, 'O'
-     * required output, 'o' optional output, 'g' parameter gradient (optional, accumulates), 's' updated in place,
-     * required */
+    /* How each pass uses the tensor, one letter per pass; missing letters at the end count as '-':
+     *     '-'  unused          'O'  required output        'g'  parameter gradient: optional, accumulates
+     *     'I'  required input  'o'  optional output        's'  required, updated in place
+     *     'i'  optional input */
     const char *use;
-    const char *may_equal; /* tensor that an output may equal exactly, or NULL */
+    const char *may_equal; /* name of the tensor that this output may coincide with, or NULL */
 } gt_tensor;
 
-/* Returns whether a tensor has a single stride, from row to row.  Tensors [M,*] and states have one.  States of conv1d
- * have three strides. */
+/* Returns whether a tensor has a single stride, from row to row.  Tensors [M,*] and states do, except states of conv1d:
+ * they have three strides. */
 static inline int gt_has_row_stride(const gt_tensor *t) {
     const int is_state = t->shape[0] == 'S' || t->shape[0] == 'Q';
     return t->shape[0] == 'M' || (is_state && (t->kind != 'S' || t->shape[3]));
@@ -118,8 +122,8 @@ typedef struct gt_size {
     int64_t min;
 } gt_size;
 
-/* Sizes by letter: size B is n['B' - 'A'].  An operator that runs two others in one call has small letters for the
- * second's sizes. */
+/* Sizes by letter: size B is n['B' - 'A'].  An operator that runs two others in one call uses small letters for the
+ * sizes of the second one. */
 typedef struct gt_dims {
     int64_t n['z' - 'A' + 1];
 } gt_dims;
@@ -143,12 +147,12 @@ typedef struct gt_companion {
     size_t offset;
 } gt_companion;
 
-/* Fields by which a step chooses the dtype of states (kind 'S') and of parameters (kind 'P'). */
+/* The fields in which the caller of a step chooses the dtype of states (kind 'S') and of parameters (kind 'P'). */
 typedef struct gt_step_dtypes {
     size_t state, parameter; /* offsets of the fields in the struct; 0: no such field */
     const char *parameter_name;
-    int in_forward; /* 1: forward chooses the dtype of states, too, but not int8 */
-    size_t scale;   /* offset of state_scale; 0: no states of int8 */
+    int in_forward; /* 1: forward takes this dtype of states, too, except int8 */
+    size_t scale;   /* offset of state_scale; 0: the operator has no int8 states */
 } gt_step_dtypes;
 
 /* Bytes of an element. */
@@ -157,13 +161,13 @@ static inline int gt_dtype_bytes(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 
 typedef struct gt_op {
     const char *name;
     size_t args_bytes;
-    size_t dtype_offset, companion_offset; /* companion_offset: of w_dtype or dt_dtype; 0: no such field */
+    size_t dtype_offset, companion_offset; /* companion_offset: offset of w_dtype or dt_dtype; 0: no such field */
     const char *companion_name;
     size_t accumulate_offset;
     const gt_size *sizes;     /* ends with letter 0 */
     const gt_tensor *tensors; /* ends with name NULL */
-    /* Fills the operator's own defaults into *args, sets sizes whose letters have no field, and checks the operator's
-     * own fields. */
+    /* Fills the operator's own defaults into *args, sets the sizes that are not fields, and checks the operator's own
+     * fields. */
     gt_status (*resolve)(void *args, gt_pass pass, gt_dims *dims);
     gt_calls calls;
     gt_fields fields;
@@ -189,7 +193,8 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
 #define GT_NO_STEP_DTYPES                                                                                              \
     { 0, 0, NULL, 0, 0 }
 
-/* Functions of an operator's table, which take void pointers instead of the operator's struct; and gt_OP_args_size. */
+/* Macros that define the functions in an operator's table.  These functions take void pointers instead of the
+ * operator's struct.  GT_WRAP_CALLS also defines gt_OP_args_size. */
 #define GT_WRAP_PASS(op, pass)                                                                                         \
     static gt_status gt_call_##op##_##pass(const void *args, gt_stream stream) {                                       \
         return gt_##op##_##pass((const gt_##op##_args *)args, stream);                                                 \
@@ -220,35 +225,35 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
 /* The layout of one tensor's elements in one call. */
 typedef struct gt_view {
     char *data;
-    int rank;                   /* not counting indices of size 1 */
+    int rank;                   /* number of indices, without those of size 1 */
     int64_t size[4], stride[4]; /* strides in bytes */
-    int64_t count;              /* elements */
-    int element;                /* bytes of one */
+    int64_t count;              /* number of elements */
+    int element;                /* bytes of an element */
 } gt_view;
 
-/* Records the public function that this thread has entered, for messages of gt_fail.  The function's name is "gt_" or
- * "gt_ref_", the operator and the pass. */
+/* Records the public function that this thread has entered, for messages of gt_fail: "gt_OP_PASS" or, for a CPU twin,
+ * "gt_ref_OP_PASS". */
 GT_FUNCTION void gt_enter(gt_target target, const char *op, gt_pass pass);
-/* The same for a function of no operator: "gt_" or "gt_ref_", and `name`. */
+/* The same for a function that belongs to no operator: "gt_" or "gt_ref_", followed by `name`. */
 GT_FUNCTION void gt_enter_function(gt_target target, const char *name);
 
 /* Records "<function>: <text>" as this thread's last error and returns `status`. */
 GT_FUNCTION gt_status gt_fail(gt_status status, const char *format, ...);
 
-/* Makes messages of gt_fail begin with `part` until the next gt_enter. `part` is "ssd." for fields of the struct ssd
- * inside the argument struct, and "" for the argument struct's own fields. */
+/* Puts `part` before the field's name in messages of gt_fail, until the next gt_enter.  `part` is "ssd." for fields of
+ * the struct ssd inside the argument struct, and "" for the argument struct's own fields. */
 GT_FUNCTION void gt_enter_part(const char *part);
 
-/* Returns where this thread keeps its list of noted launches, the same for all objects of the program.  If the pointer
- * there, to a KernelList of launch.cuh, is not NULL, launches are noted in that list instead of run on the GPU. */
+/* Returns the address of this thread's pointer to a KernelList (launch.cuh).  All objects of the program share this
+ * pointer.  If it is not NULL, launches are recorded in the list instead of run on the GPU. */
 GT_FUNCTION void **gt_noted_kernels(void);
 
-/* Calls by which one operator enqueues a pass of another among its own launches: see gt/recurrence/stages.cuh.
- * gt_OP_plan checks the arguments and makes the plan, a PassPlan.  The caller checks its `bytes` and `saved`.  With
- * is_query pointers may be NULL, as in a size query.
- * gt_OP_run launches one stage of the plan.  `stage` is a Stage, `chain` a Chain.
- * gt_OP_step_in is gt_OP_step inside a Chain of the caller.
- * gt_OP_pass_path gives the part of gt_OP_path that describes one pass. */
+/* Functions with which one operator enqueues a pass of another among its own launches: see gt/recurrence/stages.cuh.
+ * gt_OP_plan checks the arguments and makes the plan, a PassPlan.  The caller compares the plan's `bytes` and `saved`
+ * with its buffers.  If is_query is 1, pointers may be NULL, as in a size query.
+ * gt_OP_run launches one stage of the plan.  `stage` is a Stage, `chain` points to a Chain.
+ * gt_OP_step_in is gt_OP_step inside the caller's Chain.
+ * gt_OP_pass_path writes the part of gt_OP_path that describes one pass. */
 GT_FUNCTION gt_status gt_wkv6_plan(gt_pass pass, int is_query, const gt_wkv6_args *args, void *plan);
 GT_FUNCTION gt_status gt_wkv6_run(const void *plan, int stage, void *chain);
 GT_FUNCTION gt_status gt_wkv6_step_in(const gt_wkv6_args *args, void *chain);
@@ -264,17 +269,17 @@ static inline void gt_no_answer(gt_workspace *need) {
     if (need) *need = none;
 }
 
-/* Sets the text of gt_OP_path to "", for the same reason. */
+/* Sets the text of gt_OP_path to "", so that a failed call still leaves a text. */
 static inline void gt_no_text(char *text, size_t bytes) {
     if (text && bytes > 0) text[0] = 0;
 }
 
-/* Returns the error of every stub: the library has no CUDA part. */
+/* Records and returns the error of every stub: this build has no CUDA part. */
 GT_FUNCTION gt_status gt_no_cuda(const gt_op *op, gt_pass pass);
 
-/* The largest size, the most elements of one tensor, and the most elements that one of its indices spans.
- * Below these limits no operator's count of elements or bytes overflows 64 bits.  An array of scratch memory has at
- * most 2^12 times the elements of the largest tensor: for example a state of up to 256 columns for every token and
+/* The largest size; the largest number of elements of a tensor; the largest number of elements that one index spans.
+ * Within these limits no operator's count of elements or bytes overflows 64 bits.  An array of scratch memory has at
+ * most 2^12 times the elements of the largest tensor.  Example: a state of up to 256 columns for every token and
  * head. */
 #define GT_MAX_SIZE ((int64_t)1 << 40)
 #define GT_MAX_COUNT ((int64_t)1 << 48)
@@ -293,9 +298,9 @@ GT_FUNCTION gt_status gt_bad_stride(const gt_tensor *t, const void *args, const 
 /* Fails unless a reserved field is 0. */
 GT_FUNCTION gt_status gt_check_reserved(const char *field, int64_t value);
 
-/* The fields that all recurrent operators share.  gt_resolve_recurrent sets S (states read), Q (states written) and L
- * (slots).  It also sets C and E, the lengths of cu_seqlens and seq_count, to 0 unless the call is packed.  The
- * function refuses arguments that belong to another pass. */
+/* The fields that all recurrent operators share.  gt_resolve_recurrent sets the sizes S (states read), Q (states
+ * written) and L (entries of `slots`).  In a packed call it also sets C and E, the lengths of cu_seqlens and seq_count;
+ * otherwise they stay 0.  The function refuses arguments that belong to another pass. */
 typedef struct gt_recurrence {
     int64_t B, T, segments, seq_capacity, slot_capacity;
     int state_in_shared;
@@ -306,13 +311,13 @@ typedef struct gt_recurrence {
 } gt_recurrence;
 GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
 
-/* Checks the stride of rows of states in the field `name`.  In a pass without a pool the stride must be 0.  Call this
- * after gt_resolve_recurrent. */
+/* Checks `stride`, the distance between the rows of states in a pool.  `name` is the field's name.  In a pass without a
+ * pool the stride must be 0.  Call this function after gt_resolve_recurrent. */
 GT_FUNCTION gt_status gt_resolve_row_stride(const char *name, int64_t stride, const gt_recurrence *fields, gt_pass pass,
                                             const gt_dims *dims);
 
-/* Initialises a gt_recurrence from an argument struct.  States are separate arguments, since wkv_ssm has them in inner
- * structs; `segments` is one too, since conv1d has none. */
+/* Initialises a gt_recurrence from an argument struct.  The states are separate macro arguments, since wkv_ssm keeps
+ * them in inner structs.  `segments` is separate, too, since conv1d has no such field. */
 #define GT_RECURRENCE(a, segments, state_in, state_out)                                                                \
     {                                                                                                                  \
         (a)->B, (a)->T, segments, (a)->seq_capacity, (a)->slot_capacity, (a)->state_in_shared, state_in, state_out,    \
@@ -320,8 +325,8 @@ GT_FUNCTION gt_status gt_resolve_row_stride(const char *name, int64_t stride, co
     }
 /* Marks an operator whose forward also takes slots. */
 #define GT_TAKE_POOLS(recurrence, a) ((recurrence).has_pools = 1, (recurrence).starts_zero = (a)->starts_zero)
-/* Entries of an operator's table, which use its GT_AT: the tensors of steps, the tensors of packed sequences, and the
- * gt_fields. */
+/* Entries of an operator's table: the tensors of steps, the tensors of packed sequences, and the gt_fields.  They use
+ * GT_AT, which the table's file defines. */
 #define GT_INT32_TENSOR(x, shape, use)                                                                                 \
     { #x, GT_AT(x), 0, shape, 'i', use, NULL }
 #define GT_STEP_TENSORS                                                                                                \
@@ -339,28 +344,30 @@ GT_FUNCTION gt_status gt_resolve_row_stride(const char *name, int64_t stride, co
 
 static inline int gt_is_join(gt_pass pass) { return pass == GT_JOIN || pass == GT_JOIN_BACKWARD; }
 
-/* Checks the fields of stochastic rounding, and sets Y, the number of words of a seed.  Call this once the dtypes are
- * filled in. */
+/* Checks the fields of stochastic rounding, and sets the size Y, the number of words of a seed.  Call this function
+ * after the dtypes are filled in. */
 GT_FUNCTION gt_status gt_resolve_rounding(const int32_t *seed, const int32_t *steps, gt_dtype state_dtype, gt_pass pass,
                                           gt_dims *dims);
 #define GT_ROUNDING_TENSORS GT_INT32_TENSOR(rounding_seed, "Y", "i-i"), GT_INT32_TENSOR(rounding_steps, "L", "i-i")
 
-/* Checks the scales of int8 states.  Sets I, the number of scales of a row of a state: `of_row`, or 0 for other dtypes,
- * so that state_scale then has no elements.  Call this once the dtypes are filled in, and S and Q are set. */
+/* Checks the scales of int8 states.  Sets the size I, the number of scales of a row of a state.  I is `of_row` for
+ * int8.  For other dtypes I is 0, so that state_scale has no elements.  Call this function after the dtypes are filled
+ * in, and S and Q are set. */
 GT_FUNCTION gt_status gt_resolve_scale(const float *scale, int64_t stride, gt_dtype state_dtype, int64_t of_row,
                                        gt_pass pass, gt_dims *dims);
 #define GT_SCALE_TENSOR(shape)                                                                                         \
     { "state_scale", GT_AT(state_scale), GT_AT(state_scale_stride), shape, 'f', "--s", NULL }
 
-/* Sets R, the number of pieces.  A join has no tokens, so T = 0 becomes 1; otherwise the call would count as empty. */
+/* Sets the size R, the number of pieces.  A join has no tokens, so the function turns T = 0 into 1; otherwise the call
+ * would count as empty. */
 GT_FUNCTION gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pass, gt_dims *dims);
 
-/* Copies *args to *filled and replaces every default by its value (sizes, dtypes, strides).  Then checks everything
+/* Copies *args to *filled, where it replaces default sizes, dtypes and strides by their values.  Then checks everything
  * that `pass` uses, and sets *dims.  GT_QUERY and GT_PATH check sizes and flags but no pointers. */
 GT_FUNCTION gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, const void *args, void *filled,
                                  gt_dims *dims);
 
-/* The view of one tensor in a prepared struct. */
+/* Returns the view of one tensor of a prepared struct. */
 GT_FUNCTION gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const void *filled, const gt_dims *dims);
 
 /* Chunk slots.  A packed sequence is cut into chunks of `size` tokens; its last chunk may be shorter.  In arrays with

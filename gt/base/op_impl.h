@@ -1,6 +1,6 @@
 /* gt/base/op_impl.h - the core of the library (plain C): version, messages, and gt_prepare.  gt_prepare checks the
- * arguments of every operator by the operator's table (op.h), for GPU functions and CPU twins.  One object of a program
- * holds this code. */
+ * arguments of every operator against the operator's table (op.h), for GPU functions and CPU twins.  Exactly one object
+ * of a program contains this code. */
 #ifndef GT_BASE_OP_IMPL_H
 #define GT_BASE_OP_IMPL_H
 
@@ -99,7 +99,8 @@ GT_API gt_status gt_check_reserved(const char *field, int64_t value) {
     return gt_fail(GT_ERROR_UNSUPPORTED, "%s = %lld: reserved, must be 0", field, (long long)value);
 }
 
-/* Sets Q and S of a forward pass with a pool.  field: the name of the pool's field that is set. */
+/* Sets the sizes Q and S of a forward pass whose states are rows of a pool.  field: the argument that asks for the
+ * pool; messages name it. */
 static gt_status gt_resolve_pool(const gt_recurrence *f, const char *field, gt_dims *dims) {
     if (f->seq_capacity == 0)
         return gt_fail(GT_ERROR_VALUE, "%s is set: forward uses it for packed sequences alone, and seq_capacity is 0",
@@ -111,8 +112,8 @@ static gt_status gt_resolve_pool(const gt_recurrence *f, const char *field, gt_d
     return gt_check_range(GT_ERROR_SIZE, "slot_capacity", f->slot_capacity, 0, GT_MAX_SIZE);
 }
 
-/* Sets Q and S, the rows of states that are written and read, for a call that is not packed or that has a pool.  Checks
- * that states and the fields of steps suit the pass. */
+/* Sets the sizes Q and S, the rows of states that a call writes and reads.  Checks that the pass accepts the given
+ * states and the fields that belong to steps. */
 static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
     int64_t *S = &dims->n['S' - 'A'], *Q = &dims->n['Q' - 'A'];
     gt_status status;
@@ -256,7 +257,7 @@ static int gt_element_size(const gt_op *op, const gt_tensor *t, const void *fill
     return gt_dtype_bytes(dtype);
 }
 
-/* Gets the strides of all indices in elements, slowest first, from the filled struct. */
+/* Gets the strides of all indices in elements, slowest first.  Indices without a stride in the struct are packed. */
 static void gt_element_strides(const gt_tensor *t, const void *filled, const int64_t *size, int rank, int64_t *stride) {
     int64_t packed = 1;
     for (int i = rank - 1; i >= 0; i--) {
@@ -287,7 +288,8 @@ GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *t, const void *fille
     return v;
 }
 
-/* Bytes from the start of the first element to the end of the last.  Counts only the indices with stride < limit. */
+/* Returns the bytes from the start of the first element to the end of the last one.  The function counts only indices
+ * with stride < limit. */
 static int64_t gt_extent(const gt_view *v, int64_t limit) {
     int64_t bytes = v->element;
     for (int i = 0; i < v->rank; i++)
@@ -302,8 +304,8 @@ static int gt_multiples(const gt_view *v, int64_t m) {
     return 1;
 }
 
-/* Returns whether two elements of one tensor share memory.  The function assumes nested strides: sorted by stride, each
- * index must step over the extent of all smaller ones. */
+/* Returns whether two elements of one tensor may share memory.  The function accepts nested strides only: every stride
+ * must be at least the extent of all indices with smaller strides. */
 static int gt_overlaps_itself(const gt_view *v) {
     for (int i = 0; i < v->rank; i++) {
         if (v->stride[i] < gt_extent(v, v->stride[i])) return 1;
@@ -313,8 +315,9 @@ static int gt_overlaps_itself(const gt_view *v) {
     return 0;
 }
 
-/* Returns whether two tensors are different columns of one buffer.  They are if some stride m of `a` is a row length
- * such that each tensor covers a range of bytes within a row, and the two ranges do not meet. */
+/* Returns whether two tensors are separate columns of one buffer.  The function tries every stride m of `a` as the
+ * length of the buffer's rows.  Within a row each tensor covers one range of bytes, and the two ranges must not
+ * meet. */
 static int gt_interleaved(const gt_view *a, const gt_view *b) {
     uintptr_t pa = (uintptr_t)a->data, pb = (uintptr_t)b->data;
     for (int i = 0; i < a->rank; i++) {
@@ -341,7 +344,8 @@ static int gt_same_view(const gt_view *a, const gt_view *b) {
 
 /* ---- the steps of gt_prepare ---- */
 
-/* Checks and fills `field`, the companion dtype that is named `name`. */
+/* Checks and fills `field`, a companion dtype: the dtype of some inputs, either fp32 or `dtype`.  `name` is the field's
+ * name. */
 static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *field) {
     gt_dtype companion;
     memcpy(&companion, field, sizeof companion);
@@ -353,8 +357,8 @@ static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *field
     return GT_OK;
 }
 
-/* Checks and fills `field`, the dtype `name` of a step's states or parameters.  in_forward: forward takes 16 bits, too.
- * takes_int8: a step takes int8. */
+/* Checks and fills `field`, the dtype of a step's states or parameters.  `name` is the field's name.
+ * in_forward: forward also takes 16-bit types.  takes_int8: a step also takes int8. */
 static gt_status gt_fill_dtype_of_steps(const char *name, int in_forward, int takes_int8, gt_pass pass, char *field) {
     gt_dtype dtype;
     memcpy(&dtype, field, sizeof dtype);
@@ -411,8 +415,8 @@ static int gt_has_tokens(const gt_op *op, const gt_dims *dims) {
     return 1;
 }
 
-/* Returns whether a call has states, or gradients of states, for each batch element or sequence.  Then B, or the number
- * of sequences, counts even if the call has no tokens.  A shared state exists once and does not count. */
+/* Returns whether a call has states, or gradients of states, for each batch element or sequence.  If so, the call has
+ * work to do for B batch elements even without tokens.  A state that all sequences share does not count. */
 static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
     const int S_is_each = dims->n['S' - 'A'] > 1 || dims->n['B' - 'A'] == 1;
     for (const gt_tensor *t = op->tensors; t->name; t++) {
@@ -423,15 +427,15 @@ static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, cons
     return 0;
 }
 
-/* Appends to text[128]. */
+/* Appends a name and a value to `text`, a buffer of 128 bytes. */
 static void gt_append(char *text, const char *format, const char *name, int64_t value) {
     size_t used = strlen(text);
     snprintf(text + used, 128 - used, format, name, (long long)value);
 }
 
-/* Returns whether gt_check_count applies the limit of 2^48 elements to this tensor.  In a call with tokens it applies
- * also to tensors that are not given, since the sizes of scratch memory follow from all of them.  In a join, or a call
- * without tokens, it applies only to tensors that are given or required. */
+/* Returns whether gt_check_count applies the limit of 2^48 elements to this tensor.  In a call with tokens the limit
+ * also applies to tensors whose pointer is NULL, since the sizes of scratch memory follow from all shapes.  In a join,
+ * or in a call without tokens, the limit applies only to tensors that are given or required. */
 static int gt_is_counted(const gt_op *op, const gt_tensor *t, gt_pass pass, const void *filled, const gt_dims *dims) {
     if (!gt_is_join(pass) && gt_has_tokens(op, dims)) return t->shape[0] != 'R';
     if (pass == GT_QUERY) /* a query does not know the pass yet */
@@ -439,7 +443,7 @@ static int gt_is_counted(const gt_op *op, const gt_tensor *t, gt_pass pass, cons
     return gt_used(t, pass) && (strchr("IOs", gt_use(t, pass)) || gt_pointer(t, filled));
 }
 
-/* Name of the field that a size of a tensor comes from. */
+/* Returns the name of the field that sets the size `letter`, for messages. */
 static const char *gt_size_field(const gt_op *op, char letter, gt_pass pass, const gt_dims *dims) {
     static const struct {
         char letter;
@@ -454,7 +458,7 @@ static const char *gt_size_field(const gt_op *op, char letter, gt_pass pass, con
     return "size"; /* the size comes from several fields */
 }
 
-/* Checks the bounds of one tensor's number of elements. */
+/* Fails if a tensor has more than 2^48 elements. */
 static gt_status gt_check_count(const gt_op *op, const gt_tensor *t, gt_pass pass, const void *filled,
                                 const gt_dims *dims) {
     char text[128] = "";
@@ -478,8 +482,8 @@ GT_API gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char 
 }
 
 /* Replaces zero strides in *filled by their defaults.  No index may span more than 2^56 elements, so that sums of byte
- * offsets fit in 64 bits.  In a call without tokens these tensors have no elements.  Then only each stride itself is
- * limited, not its product with a size. */
+ * offsets fit in 64 bits.  In a call without tokens these tensors have no elements.  Then the function limits only the
+ * stride itself, not its product with a size. */
 static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *filled, const gt_dims *dims) {
     const int64_t limit = GT_MAX_SPAN;
     const int has_tokens = gt_has_tokens(op, dims);
@@ -549,8 +553,8 @@ static gt_status gt_check_overlap(const gt_op *op, const gt_tensor *out, gt_pass
     return GT_OK;
 }
 
-/* Clears the sizes of a call without tokens, for the GPU functions: each size that may be 0 becomes 0.  B stays if the
- * call has states.  So such a call gets no grid and no scratch memory for its other sizes. */
+/* For the GPU functions, in a call without tokens: sets every size that may be 0 to 0, so that no size causes blocks or
+ * scratch memory.  B stays if the call has states. */
 static void gt_clear_tokens(const gt_op *op, gt_pass pass, char *filled, gt_dims *dims) {
     const int keeps_batch = gt_has_states(op, pass, filled, dims);
     const int64_t none = 0;
@@ -605,7 +609,8 @@ static float gt_element_of(const void *data, gt_dtype dtype, int64_t i) {
     return ((const float *)data)[i];
 }
 
-/* Rounds |value| <= 2^22 to the nearest integer, ties to even.  Adding 1.5 * 2^23 leaves no bits for fractions. */
+/* Rounds |value| <= 2^22 to the nearest integer, ties to even.  A sum near 1.5 * 2^23 has no bits for fractions, so the
+ * addition rounds. */
 static int gt_nearest(float value) {
     volatile float sum = value + 12582912.0f; /* volatile: no wider register, and no simplification by -ffast-math */
     return (int)gt_float_bits(sum) - (int)gt_float_bits(12582912.0f);

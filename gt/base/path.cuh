@@ -1,5 +1,6 @@
-/* gt/base/path.cuh - gt_OP_path: which kernels a call would take.  The call's passes run unchanged, but run() notes the
- * kernels instead of launching them.  So the answer always agrees with the launches. */
+/* gt/base/path.cuh - gt_OP_path: says which kernels a call would launch.  The code of the call's passes runs unchanged,
+ * but run() records each kernel's name instead of launching the kernel.  So the answer always agrees with the
+ * launches. */
 #ifndef GT_BASE_PATH_CUH
 #define GT_BASE_PATH_CUH
 
@@ -26,20 +27,22 @@ class PathText {
     size_t bytes_, used_ = 0;
 };
 
-/* An address that stands for a tensor that is NULL.  It is aligned, and apart from all others, whatever the strides
- * are. */
+/* Returns a made-up address for a tensor whose pointer is NULL.  These addresses are aligned, and so far apart that no
+ * two tensors overlap, whatever their strides. */
 static inline void* path_address(const gt_op* op, const gt_tensor* t) {
     return reinterpret_cast<void*>((uintptr_t)(t - op->tensors + 1) << 58);
 }
 
-/* An address that stands for workspace.  The addresses before it are for tensors; there are fewer than 62. */
+/* Returns a made-up address for workspace.  No tensor gets this address, since an operator has fewer than 62
+ * tensors. */
 static inline void* path_workspace(const gt_op* op) { return path_address(op, op->tensors + 61); }
 
 static inline bool path_is_output(const gt_tensor* t, gt_pass pass) {
     return strchr("Oogs", gt_use(t, pass)) != nullptr;
 }
 
-/* Sets pointers that a pass requires and *args lacks.  If *args has no output, sets all outputs, but dz only with z. */
+/* Fills in the pointers that a pass requires and *args lacks.  If *args has no output at all, fills in every output,
+ * except dz if z is NULL. */
 static inline void fill_path_pointers(const gt_op* op, gt_pass pass, const gt_dims& dims, char* args) {
     const auto pointer = [&](const gt_tensor* t) {
         void* p;
@@ -61,18 +64,19 @@ static inline void fill_path_pointers(const gt_op* op, gt_pass pass, const gt_di
     }
 }
 
-/* Returns why the noted kernels are not faster ones, or NULL if none are faster. */
+/* A function that says why the call does not take faster kernels than those in `kernels`.  It returns NULL if there are
+ * no faster kernels. */
 template <class Args>
 using PathReason = const char* (*)(const Args& prepared, gt_pass pass, const KernelList& kernels, const Device& device,
                                    char (&room)[128]);
 
 template <class Args>
 struct PathPasses {
-    gt_status (*call[5])(const Args*, gt_stream); /* passes up to segment_backward; NULL: the operator lacks it */
-    PathReason<Args> why;                         /* or NULL */
+    gt_status (*call[5])(const Args*, gt_stream); /* by gt_pass, up to GT_SEGMENT_BACKWARD; NULL: no such pass */
+    PathReason<Args> why;                         /* NULL: the operator gives no reasons */
 };
 
-/* Writes the kernels of a pass, and why they are not faster ones. */
+/* Writes the names of a pass's kernels, and the reason why the call does not take faster kernels. */
 template <class Args>
 static gt_status add_kernels(const gt_op* op, gt_pass pass, const PathPasses<Args>& passes, Args args,
                              const Args& prepared, const gt_dims& dims, PathText& text) {
@@ -116,7 +120,7 @@ static bool is_path_of_step(const Args& a) {
     return a.T >= 1 && a.T <= 16 && a.seq_capacity == 0 && !a.state_in_shared;
 }
 
-/* Replaces dtypes of states and parameters that a pass does not take by fp32. */
+/* Sets the dtypes of states and parameters to fp32 where the pass does not take other dtypes. */
 static inline void suit_dtypes(const gt_op* op, gt_pass pass, void* args) {
     const gt_dtype fp32 = GT_F32;
     char* const a = static_cast<char*>(args);
@@ -125,7 +129,7 @@ static inline void suit_dtypes(const gt_op* op, gt_pass pass, void* args) {
         memcpy(a + op->of_steps.state, &fp32, sizeof fp32);
 }
 
-/* Forward and backward. */
+/* Writes the paths of forward and backward. */
 template <class Args>
 static gt_status path_of_two(const gt_op* op, const PathPasses<Args>& passes, Args a, const Args& prepared,
                              const gt_dims& dims, PathText& text) {
@@ -148,7 +152,8 @@ static gt_status path_begin(const gt_op* op, const Args* args, char* text, size_
     return text && bytes ? GT_OK : gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
 }
 
-/* Writes the path of an operator over rows.  step_rows: the most rows of its step, or 0 if it has no step. */
+/* Writes the path of an operator on rows [M,*], without a time axis.  step_rows: the largest number of rows of its
+ * step, or 0 if it has no step. */
 template <class Args>
 static gt_status path_of_rows(const gt_op* op, const PathPasses<Args>& passes, const Args* args, char* text,
                               size_t bytes, int64_t step_rows = 0) {
@@ -162,7 +167,7 @@ static gt_status path_of_rows(const gt_op* op, const PathPasses<Args>& passes, c
     return add_path(op, GT_STEP, passes, *args, prepared, dims, to);
 }
 
-/* Writes the path of one pass, forward or backward, without the pass's name. */
+/* Writes the path of one pass, forward or backward, without the name of the pass. */
 template <class Args>
 static gt_status path_of_pass(const gt_op* op, const PathPasses<Args>& passes, gt_pass pass, const Args* args,
                               char* text, size_t bytes) {
@@ -177,7 +182,7 @@ static gt_status path_of_pass(const gt_op* op, const PathPasses<Args>& passes, g
     return add_kernels(op, pass, passes, a, prepared, dims, to);
 }
 
-/* Writes the path of an operator with pieces, for a call that sets decay_out. */
+/* Writes the paths of segment and segment_backward, if the call sets decay_out. */
 template <class Args>
 static gt_status path_of_segments(const gt_op* op, const PathPasses<Args>& passes, const Args& a, const Args& prepared,
                                   const gt_dims& dims, PathText& text) {
@@ -187,7 +192,7 @@ static gt_status path_of_segments(const gt_op* op, const PathPasses<Args>& passe
     return add_path(op, GT_SEGMENT_BACKWARD, passes, a, prepared, dims, text);
 }
 
-/* Removes the fields of pools and of rounding. */
+/* Clears the fields of state pools and of stochastic rounding, which some passes refuse. */
 static inline void clear_pool(const gt_op* op, void* args) {
     for (const gt_tensor* t = op->tensors; t->name; t++) {
         char* const a = static_cast<char*>(args);

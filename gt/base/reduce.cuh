@@ -1,5 +1,5 @@
-/* gt/base/reduce.cuh - sums over rows, by a kernel that the operators share.  This file also has gt_device_supported,
- * which asks the driver about this kernel on behalf of all kernels. */
+/* gt/base/reduce.cuh - sums over rows, by a kernel that the operators share.  This file also implements
+ * gt_device_supported, which asks the driver about this kernel: one kernel stands for all. */
 #ifndef GT_BASE_REDUCE_CUH
 #define GT_BASE_REDUCE_CUH
 
@@ -9,17 +9,19 @@
 namespace gt {
 
 /* ---- reduce_rows: the second half of every sum over batch and time --------------------------------
- * out[c] (+)= sum_r in[r][c].  Kernels have stored a partial sum in each row.  One launch computes up to four such
- * sums.
- * grid ceil(columns/32) of every sum, block 512 = 16 warps: warp w has rows w, w + 16, ... of 32 columns.
- * registers: 18 loaded elements, a sum.  shared: 2 KB, the warps' sums.
- * bytes: rows*columns*4, once.
- * A warp adds its rows in order, then the warps' sums are added in order.  So the result depends only on the rows:
- * deterministic. */
-constexpr int REDUCED_ROWS = 16; /* rows at a time, one a warp of a block */
+ * out[c] (+)= sum_r in[r][c].  Each row of `in` holds partial sums that earlier kernels stored.  One launch computes up
+ * to four such sums.
+ * grid: ceil(columns/32) blocks for every sum.
+ * block: 512 threads = 16 warps.  Warp w adds rows w, w + 16, ... of 32 columns.
+ * registers: 18 loaded elements and one sum per thread.
+ * shared: 2 KB for the warps' sums.
+ * bytes: reads rows*columns*4 bytes once.
+ * A warp adds its rows in order; then one warp adds the warps' sums in order.  So results are deterministic. */
+constexpr int REDUCED_ROWS = 16; /* rows that a block reads at a time: one per warp */
 
-/* The rows of a sum that a packed call has filled; only the device knows their number.  There are `each` rows for every
- * sequence or, if chunk is not 0, for every chunk slot (see gt_chunk_slot).  The kernel does not read rows beyond them.
+/* The number of rows that a call with packed sequences has filled; only the device knows it.  There are `each` rows for
+ * every sequence or, if chunk is not 0, for every chunk slot (see gt_chunk_slot).  The kernel does not read rows beyond
+ * them.
  * cu_seqlens = NULL: all rows are filled. */
 struct PackedRows {
     const int32_t *cu_seqlens, *seq_count;
@@ -47,8 +49,8 @@ struct RowSums {
     void add(const float* in, float* out, int64_t rows, int64_t columns, const PackedRows& packed = {}) {
         sums[count++] = {in, out, rows, columns, packed};
     }
-    /* Adds a sum, takes its rows from the arena and returns them.  out = NULL: the sum is not wanted, and the result is
-     * NULL. */
+    /* Adds a sum, takes memory for its rows from the arena, and returns that memory.  If out is NULL, the caller does
+     * not want the sum: the function adds nothing and returns NULL. */
     float* take(Arena& arena, float* out, int64_t rows, int64_t columns, const PackedRows& packed = {}) {
         if (!out) return nullptr;
         float* in = arena.take<float>(rows * columns);
@@ -59,12 +61,13 @@ struct RowSums {
 
 struct ReduceRowsParams {
     RowSums::Sum sums[RowSums::MOST];
-    int64_t end[RowSums::MOST]; /* sum i has the blocks end[i - 1] ... end[i] - 1 */
+    int64_t end[RowSums::MOST]; /* blocks end[i - 1] ... end[i] - 1 compute sum i */
     int accumulate;
 };
 
 GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams params) {
-    /* Loads in flight.  288 rows, two blocks of each of 144 multiprocessors, are one batch. */
+    /* Loads in flight per thread.  16 warps with 18 loads each cover 288 rows in one batch.  This is enough for two
+     * rows from each of 144 multiprocessors. */
     constexpr int BATCH = 18;
     RowSums::Sum p = params.sums[0];
     int64_t block = block_x();

@@ -1,21 +1,22 @@
-/* gt/base/ring.cuh - for kernels: stages in shared memory that warps pass to each other in turn, by mbarriers.
+/* gt/base/ring.cuh - for kernels: a ring of stages in shared memory.  Some warps (the filler) fill the stages in turn,
+ * and other warps (the user) read them.  mbarriers pass the stages between them.
  *
- * Both sides count the items of a ring: item n lies in stage n % STAGES.
+ * Filler and user number the items that pass through a ring: item n lies in stage n % STAGES.
  *
- * | filler                                         | user                                                   |
- * |------------------------------------------------|--------------------------------------------------------|
- * | wait_free(n)  until number n - STAGES is free  | wait_full(n)  until number n is there                  |
- * | fill(n)       arrives at FULL                  | free(n)       arrives at EMPTY: has read number n      |
+ * | filler                                              | user                                              |
+ * |-----------------------------------------------------|---------------------------------------------------|
+ * | wait_free(n)  waits until item n - STAGES is free   | wait_full(n)  waits until item n is there         |
+ * | fill(n)       arrives at FULL: item n is there      | free(n)       arrives at EMPTY: item n is read    |
  *
- * wait_freed(n) waits until item n itself is free.  full(n) and empty(n) are addresses of barriers, for bulk copies,
- * cp_async_arrive and the arrival of a warp.
+ * wait_freed(n) waits until item n itself is free.  full(n) and empty(n) are the addresses of the barriers of item n,
+ * for bulk copies, cp_async_arrive and mbarrier_arrive_warp.
  *
- * A Ring holds no count, since some kernels have no register for one.  They pass a count of their own, int or unsigned,
- * and the ring divides in that type.  A RingCursor holds the stage and the parity of a role.  It serves kernels that
- * count nothing else, and rings whose number of stages only the launch knows.
+ * A Ring does not hold the item number, since some kernels have no register for it.  The caller passes n, int or
+ * unsigned, and the ring divides in that type.  A RingCursor holds a role's stage and parity instead.  Use it in
+ * kernels that do not count items, and for rings whose number of stages is known only at launch.
  *
- * Phase k of a barrier ends when all threads of init() have arrived k + 1 times.  A wait names the parity of its phase.
- * So a role must not be two phases ahead of a wait: the parity would be the same again. */
+ * Phase k of a barrier ends when all threads of init() have arrived k + 1 times.  A wait knows a phase only by its
+ * parity.  So no role may be two phases ahead of a role that still waits: the same parity would come again. */
 #ifndef GT_BASE_RING_CUH
 #define GT_BASE_RING_CUH
 
@@ -34,14 +35,16 @@ namespace gt {
 
 constexpr int NO_BARRIER = -1;
 
-/* FULL and EMPTY: where the barriers begin, in bytes from `base`, or NO_BARRIER.  Barriers are PITCH bytes apart.
- * SIDES rings may interleave: each stage has one barrier for each side.  `side` is the side of this ring. */
+/* FULL and EMPTY: offsets of the first barriers in bytes from `base`, or NO_BARRIER.  Barriers are PITCH bytes apart.
+ * SIDES rings may interleave: then each stage has one barrier of a kind for every ring.  `side` is the index of this
+ * ring. */
 template <int STAGES, int FULL, int EMPTY = NO_BARRIER, int PITCH = 8, int SIDES = 1>
 struct Ring {
     uint32_t base;
     int side = 0;
 
-    /* Address of barrier `place`, counted through all stages and sides; the functions below take item number n. */
+    /* The address of barrier number `place`, counted through all stages and sides.  The functions further down take an
+     * item number n instead. */
     GT_METHOD uint32_t full_of(int place) const {
         static_assert(FULL != NO_BARRIER, "nobody fills it");
         return base + FULL + PITCH * place;
@@ -58,8 +61,8 @@ struct Ring {
     GT_METHOD uint32_t empty(N n) const {
         return empty_of(n % STAGES * SIDES + side);
     }
-    /* Initialises the barriers of all sides; every thread calls it.  fillers, users: numbers of threads that arrive at
-     * FULL, at EMPTY. */
+    /* Initialises the barriers of all sides; every thread of the block calls it.
+     * fillers: number of threads that arrive at FULL.  users: number of threads that arrive at EMPTY. */
     GT_METHOD void init(int thread, int fillers, int users = 0 GT_SITE) const {
         constexpr int COUNT = STAGES * SIDES;
         if (COUNT == 1 ? thread != 0 : thread >= COUNT) return;
@@ -88,8 +91,8 @@ struct Ring {
     }
 };
 
-/* The stage that a role has come to, and the parity that it waits for.  The parity begins with 1 for a filler, with 0
- * for a user. */
+/* The stage that a role has reached, and the parity for which the role waits there.  A filler starts with parity 1, a
+ * user with parity 0. */
 struct RingCursor {
     int stage, parity;
     GT_METHOD explicit RingCursor(int parity) : stage(0), parity(parity) {}
@@ -99,7 +102,7 @@ struct RingCursor {
         stage = 0;
         parity ^= 1;
     }
-    GT_METHOD void next(int stages) { /* stages: the launch knows it */
+    GT_METHOD void next(int stages) { /* for a number of stages that is known only at launch */
         if (++stage == stages) stage = 0, parity ^= 1;
     }
 };

@@ -1,4 +1,4 @@
-/* gt/base/stubs.h - the C functions of an operator in a file that is compiled without nvcc.  They return
+/* gt/base/stubs.h - stubs of an operator's C functions, for files that are compiled without nvcc.  Every stub returns
  * GT_ERROR_NO_CUDA. */
 #ifndef GT_BASE_STUBS_H
 #define GT_BASE_STUBS_H
@@ -26,8 +26,8 @@
         return gt_no_cuda(gt_op_##op(), GT_PATH);                                                                      \
     }
 
-/* Stubs of segment and join, of their backward passes, and of the calls by which another operator enqueues this
- * operator's passes (op.h). */
+/* Stubs for an operator with segment and join: both functions and their backward passes.  Also stubs of the functions
+ * that another operator calls to enqueue this operator's passes (op.h). */
 #define GT_STUBS_IN_PARTS(op)                                                                                          \
     GT_STUB(op, segment, GT_SEGMENT)                                                                                   \
     GT_STUB(op, segment_backward, GT_SEGMENT_BACKWARD)                                                                 \

@@ -13,7 +13,7 @@ GT_DEV float warp_sum(float value) {
     return value;
 }
 
-/* Returns zero, but the compiler before ptxas cannot know that it is zero. */
+/* Returns 0 from an asm statement.  Only ptxas can see that the value is 0; the compiler before ptxas cannot. */
 GT_DEV int hidden_zero() {
     int zero = 0;
 #ifndef GT_EMU
@@ -35,7 +35,7 @@ GT_DEV bool warp_any(bool condition) {
 
 /* ---- vectors --------------------------------------------------------------------------------- */
 
-/* N adjacent elements in memory, aligned so that one load moves them. */
+/* N adjacent elements in memory, aligned so that one instruction loads or stores them. */
 template <class T, int N>
 struct alignas(N * sizeof(T)) Vec {
     static constexpr bool PAIRS = sizeof(T) == 2 && N % 2 == 0;
@@ -76,8 +76,8 @@ GT_DEV void store_as(void* data, gt_dtype dtype, int64_t i, float value) {
         static_cast<float*>(data)[i] = value;
 }
 
-/* x[i] = element index + i * step for i < valid, and 0 beyond.  The function branches once on the dtype and not between
- * the loads, so that all loads are in flight together. */
+/* Loads element index + i * step into x[i] for i < valid, and 0 into the other x[i].  load_column() branches on the
+ * dtype once, before the loads, so that all loads are in flight together. */
 template <class T, int COUNT>
 GT_DEV void load_column_of(float (&x)[COUNT], const void* data, int64_t index, int64_t step, int valid) {
     const T* from = static_cast<const T*>(data) + index;

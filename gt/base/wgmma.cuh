@@ -1,13 +1,14 @@
-/* gt/base/wgmma.cuh - for kernels: products of warpgroups with 16-bit operands, and the tiles that they read.
+/* gt/base/wgmma.cuh - for kernels: warpgroup products (wgmma) with 16-bit operands, and the tiles that they read from
+ * shared memory.
  *
- * Compute capability 9.0 only (sm_90a): elsewhere the products trap.  device.cuh has the instructions that order
+ * Products need compute capability 9.0 (sm_90a); elsewhere they trap.  device.cuh has the instructions that order
  * products: wgmma_fence, wgmma_commit, wgmma_wait, fence_async_proxy.  W marks primitives that all lanes of a warp
  * execute together.
  *
  * PRODUCTS.  The 4 warps of a warpgroup compute C[64][N] += A[64][16] B[16][N] of f16 or bf16, with sums in fp32, for N
  * = 8 ... 256 in steps of 8.  Warp w (of 4) has rows 16w ... 16w + 15 of C, and of A if A comes from registers.  The
- * registers are laid out as in mma<T>: c[i] holds columns 8i ... 8i + 7.  So c[2i] and c[2i + 1], rounded to pairs, are
- * the operand a of a next product; its K are the columns 16i ... 16i + 15.
+ * registers are laid out as in mma<T>: c[i] holds columns 8i ... 8i + 7.  So a later product can use C as its operand
+ * a: c[2i] and c[2i + 1], rounded to 16 bits and packed in pairs, are its k = 16i ... 16i + 15.
  *
  * | primitive (W)                                       | A from         | PTX: wgmma.mma_async.sync.aligned...     |
  * |-----------------------------------------------------|----------------|------------------------------------------|
@@ -19,9 +20,10 @@
  * the product overwrites c, which need not be initialised.
  * wgmma only starts a product.  Until a wgmma_wait has ended the product's group, no thread may write the tiles or
  * access a or c.  Only further products of the same shape may use the same c.
- * One wgmma_fence comes after the last access to c and a, before the first product after a wait.
- * The compiler does not know that a product ends later than it starts.  wgmma_pin(c) after the wait keeps uses of c
- * after the wait; wgmma_pin(c) before the fence keeps writes of c before the fence.
+ * Call wgmma_fence after the last access to c and a, and before the first product that follows.
+ * The compiler does not know that a product ends later than it starts.  wgmma_pin(c) after the wait stops the compiler
+ * from moving uses of c before the wait.  wgmma_pin(c) before the fence stops it from moving writes of c past the
+ * fence.
  *
  *     wgmma_fence();
  *     for (int k = 0; k < 64; k += 16)
@@ -32,38 +34,45 @@
  *
  * TILES.  A matrix lies in shared memory as panels.  A panel has rows of ROW = 128, 64, 32 or 16 bytes, one after the
  * other.  A row has pieces of 16 bytes, each with 8 adjacent elements.  The place of a piece in its row depends on the
- * row.  So 8 rows at one piece, or 8 pieces of a row, are in different banks.
+ * row.  So piece p of 8 adjacent rows lies in different banks, and so do 8 adjacent pieces of one row.
  *
  *     piece p of row r of a panel is at   r ROW + 16 (p ^ (r / (128 / ROW)) % (ROW / 16))       (panel_at<ROW>)
  *
  * This is the hardware's swizzle of 128, 64 or 32 bytes; with ROW = 16 there is no swizzle.  A panel starts at a
  * multiple of 8 ROW bytes; with ROW = 16, at a multiple of 16.  The major decides the contents of a row:
  *
- *     Major::K    row = index m of A or n of B, elements along k.  A panel has ROW / 2 of k.  The next panel,
- *                 panel_bytes further on, has the next of k.  One product reads its 16 of k from one panel (ROW = 16:
- *                 from two).
- *     Major::MN   row = k, elements along m or n: the transposed matrix.  A panel has ROW / 2 of m or n.  The next
- *                 panel, panel_bytes further on, has the next of m or n.  One product reads the panels together.
+ *     Major::K    A row is one index m of A or n of B; its elements run along k.  A panel has ROW / 2 values of k.  The
+ *                 next panel, panel_bytes further on, continues along k.  One product reads 16 values of k, from one
+ *                 panel (with ROW = 16, from two).
+ *     Major::MN   The transposed matrix: a row is one k; its elements run along m or n.  A panel has ROW / 2 values of
+ *                 m or n.  The next panel, panel_bytes further on, continues along m or n.  One product reads all
+ *                 panels.
  *
  * | function                                | gives                                                                |
  * |-----------------------------------------|----------------------------------------------------------------------|
  * | smem_base_of_tiles()                    | smem_base(), at a multiple of 1024: kernels with tiles use this one  |
  * | panel_at<ROW>(row, piece)               | bytes from the start of a panel, piece < ROW / 16                    |
  * | tile_at<ROW>(row, piece, panel_bytes)   | the same over panels: piece counts through all panels of the matrix  |
- * | wgmma_tile<ROW, MAJOR>(addr, bytes)     | operand, a or b: the matrix whose first panel starts at addr, the    |
- * |                                         | next `bytes` (panel_bytes) further on                                |
+ * | wgmma_tile<ROW, MAJOR>(addr, bytes)     | operand a or b: a matrix whose first panel starts at addr, and the   |
+ * |                                         | next panel `bytes` (panel_bytes) further on                          |
  * | wgmma_step(operand, bytes)              | the operand that starts `bytes` further on, in steps of:             |
  * | k_bytes<ROW, MAJOR>(k, panel_bytes)     | from k 0 to k, a multiple of 16 (Major::K with ROW = 16: of 8)       |
  * | mn_bytes<ROW, MAJOR>(i, panel_bytes)    | from m or n 0 to i, a multiple of 8.  Major::MN: a product that      |
  * |                                         | starts inside a panel must end in it                                 |
  *
- * k_bytes and mn_bytes add up.  Bits of an operand (PTX ISA, matrix descriptor): 0-13 start / 16; 16-29 leading and
- * 32-45 stride byte offset / 16; 49-51 base offset, 0 since panels are aligned; 62-63 swizzle: 0 none, 1 128, 2 64, 3
- * 32.
- * The meaning of the two offsets depends on the swizzle.  With a swizzle the stride is 8 ROW bytes, from 8 rows to the
- * next 8.  The leading offset is panel_bytes, which Major::K ignores.  Without a swizzle the leading offset is along k
- * and the stride along m or n.  Both are between blocks of 8 rows by 16 bytes, which are 128 adjacent bytes:
- * panel_bytes and 128 by Major::K, 128 and panel_bytes by Major::MN. */
+ * To step along both axes, add k_bytes and mn_bytes.
+ *
+ * Bits of an operand (matrix descriptor in the PTX ISA):
+ *     0-13    start address / 16
+ *     16-29   leading byte offset / 16
+ *     32-45   stride byte offset / 16
+ *     49-51   base offset: 0, since panels are aligned
+ *     62-63   swizzle: 0 none, 1 for 128 bytes, 2 for 64, 3 for 32
+ * With a swizzle the stride offset is 8 ROW bytes, from 8 rows to the next 8 rows.  The leading offset is panel_bytes;
+ * the hardware ignores it for Major::K.
+ * Without a swizzle a matrix consists of blocks of 8 rows by 16 bytes, 128 adjacent bytes each.  The leading offset
+ * leads to the next block along k, the stride offset to the next block along m or n.  With Major::K they are
+ * panel_bytes and 128; with Major::MN, 128 and panel_bytes. */
 #ifndef GT_BASE_WGMMA_CUH
 #define GT_BASE_WGMMA_CUH
 
@@ -114,7 +123,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
 
 #if GT_SM90A
 
-/* For i tiles of 8 columns: the PTX numbers of their registers, and the registers. */
+/* GT_NUMBERS_i: the PTX operand numbers of i tiles of 8 columns.  GT_TILES_i: the asm operands of these tiles. */
 #define GT_NUMBERS_1 "%0, %1, %2, %3"
 #define GT_NUMBERS_2 GT_NUMBERS_1 ", %4, %5, %6, %7"
 #define GT_NUMBERS_3 GT_NUMBERS_2 ", %8, %9, %10, %11"
@@ -181,7 +190,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
 #define GT_TILES_31 GT_TILES_30, GT_TILE(30)
 #define GT_TILES_32 GT_TILES_31, GT_TILE(31)
 
-/* PTX of one shape.  o0 ... are the numbers of the asm operands that follow the registers of C. */
+/* The PTX of one shape.  o0, o1, ... are the numbers of the asm operands that follow the registers of C. */
 #define GT_WGMMA_REGISTERS(TYPE, TILES, N, o0, o1, o2, o3, o4, o5, o6)                                                 \
     asm volatile("{ .reg .pred accumulates;\n"                                                                         \
                  "setp.ne.b32 accumulates, %" #o5 ", 0;\n"                                                             \

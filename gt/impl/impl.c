@@ -1,3 +1,3 @@
-/* The implementing file of this build, compiled without nvcc: stubs.  The build compiles it once per
+/* Contains the implementation in a build without nvcc: stubs instead of kernels.  The build compiles this file once per
  * part, with -DGT_CORE_IMPLEMENTATION, -DGT_WKV6_IMPLEMENTATION, ... . */
 #include "../../gt_kernels.h"

@@ -1,3 +1,3 @@
-/* The implementing file of the emulated kernels.  The build compiles it with -DGT_EMU once per part, with
+/* Contains the kernels for the emulation (GT_EMU).  The build compiles this file once per part, with
  * -DGT_WKV6_IMPLEMENTATION, ... . */
 #include "../../gt_kernels.h"

@@ -1,3 +1,3 @@
-/* The implementing file of this build, compiled with nvcc: kernels.  The build compiles it once per
- * part, with -DGT_CORE_IMPLEMENTATION, -DGT_WKV6_IMPLEMENTATION, ... . */
+/* Contains the implementation in a build with nvcc: the kernels.  The build compiles this file once per part, with
+ * -DGT_CORE_IMPLEMENTATION, -DGT_WKV6_IMPLEMENTATION, ... . */
 #include "../../gt_kernels.h"

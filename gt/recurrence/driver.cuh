@@ -1,33 +1,41 @@
-/* gt/recurrence/driver.cuh - the stages of a recurrent operator's call, in order.
+/* gt/recurrence/driver.cuh - runs the stages of a recurrent operator's call, in order.
  *
- *     forward    Clear elements outside all sequences; run the pass; with a pool, clear outputs of sequences without a
- *                row.
- *     backward   Clear; make the states before all chunks, unless forward has saved them; make G, the gradients of the
- *                states after all chunks; make the chunks' gradients; add up sums over chunks.
- *     a pass     One launch.  For sequences in several segments three launches: every segment from a zero state, the
- *                scan over segments, every segment from the state that the scan found.
+ *     forward    1. Clear the outputs of tokens that belong to no sequence.
+ *                2. Run the pass.
+ *                3. With a pool of states, clear the outputs of sequences that have no row in the pool.
+ *     backward   1. Clear as in forward.
+ *                2. Compute the states before all chunks, unless forward has saved them.
+ *                3. Compute G, the gradients of the states after all chunks.
+ *                4. Compute the gradients of all chunks.
+ *                5. Add up the partial sums of the chunks.
+ *     a pass     One launch.  If sequences are cut into segments, three launches: every segment from a zero state; the
+ *                scan over segments; every segment again, from the start state that the scan has computed.
  *
- * An operator describes itself in a struct `Operator`, which has
- *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain().
+ * An operator describes itself in a struct `Operator` with these members:
+ *     Args             its argument struct.
+ *     Stream           gt_stream, or Chain if its kernels call wait_for_chain().
  *     table()          its gt_op.
- *     check(a)         an error for sizes beyond the kernels.
- *     States           WideStates, if forward takes states of 16 bits, or SameStates; state_shape(a).
- *     Choice           the kernels of a pass, chosen by choose(a, pass, device).
+ *     check(a)         returns an error if a size is too large for the kernels.
+ *     States           WideStates if forward takes 16-bit states, otherwise SameStates (small_states.cuh).
+ *     state_shape(a)   the StateShape of a sequence's state.
+ *     Choice           says which kernels a pass takes; choose(a, pass, device) returns it.
  *     plan_forward(a, choice, device), plan_backward(a, choice, device)
- *     step(a, device, stream)  the launch of gt_OP_step; stream: a Stream.
+ *     step(a, device, stream)  the launch of gt_OP_step; `stream` is a Stream.
  *
- * A call chooses once, then plans once.  A plan is const afterwards, and has everything that its launches need:
- *     sequences           of the call.
+ * A call makes one choice and then one plan.  The plan does not change afterwards.  It contains all that its launches
+ * need:
+ *     sequences           the call's Sequences.
  *     unused              the tensors that clear_unused() clears; CLEAR names the launch.
- *     bytes, saved        sizes of workspace and of `saved`, which forward writes for backward; a size query makes a
- *                         plan, too.
+ *     bytes, saved        the sizes of workspace and of `saved`, which forward writes for backward.  A size query makes
+ *                         a plan to get them.
  *     forward:   pass(device, stream).
- *     backward:  has_states (saved by forward), accumulate, sums (a RowSums);
+ *     backward:  has_states (forward has saved the states), accumulate, sums (a RowSums);
  *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream).
+ * make_gradients() computes G, and finish_chunks() computes the chunks' gradients from G.  If one kernel computes both,
+ * as in scan, make_gradients() launches that kernel, and finish_chunks() adds up its partial sums.
  *
- * HAS_PIECES says whether there is plan_segment<REVERSE>(a, choice, device).  It makes a plan with `bytes` and
- * run(device, stream).  make_gradients() makes G, finish_chunks() the chunks' gradients from G.  If one kernel makes
- * both, as in scan, make_gradients() launches it, and finish_chunks() adds up its partial sums. */
+ * HAS_PIECES: whether the operator has plan_segment<REVERSE>(a, choice, device), for pieces of sequences (pieces.cuh).
+ * It returns a plan with `bytes` and run(device, stream). */
 #ifndef GT_RECURRENCE_DRIVER_CUH
 #define GT_RECURRENCE_DRIVER_CUH
 
@@ -40,8 +48,9 @@ namespace gt {
 
 /* ---- a pass ------------------------------------------------------------------------------------------------------ */
 
-/* Runs a pass by launch().  launch(true) is the local pass: it starts from zero states and writes only segments.states
- * and segments.decays.  launch(false) is the final pass, from the states that the scan has stored. */
+/* Runs a pass through launch().  launch(true) is the local pass: it starts from zero states and writes only
+ * segments.states and segments.decays.  launch(false) is the final pass, which starts from the states that the scan has
+ * stored.  With one segment the final pass alone is enough. */
 template <bool REVERSE, class Stream, class Launch>
 static inline gt_status run_pass(const char* scan_name, const ScanParams& scan, const Device& device, Stream& stream,
                                  const Launch& launch) {
@@ -100,7 +109,7 @@ static inline gt_status check_size(const char* name, int64_t size, int most) {
     return gt_fail(GT_ERROR_UNSUPPORTED, "%s = %lld: at most %d", name, (long long)size, most);
 }
 
-/* more: bytes of workspace beside the plan's. */
+/* more: bytes of workspace that the call needs in addition to the plan's. */
 template <class Args, class Plan>
 static inline gt_status check_buffers(const Args& a, const Plan& plan, size_t more = 0) {
     const gt_status status = check_saved(a.saved, a.saved_bytes, plan.saved);
@@ -201,8 +210,8 @@ static inline gt_status run_stage(const void* plan, int number, void* user_chain
 
 /* ---- pieces of sequences: see gt_wkv6_segment in gt_kernels.h ---- */
 
-/* How gt_OP_segment and gt_OP_segment_backward run, and the larger of their workspaces, because a query does not know
- * which of them it is for. */
+/* The choices of gt_OP_segment and gt_OP_segment_backward.  `bytes` is the larger of their two workspaces, because a
+ * size query does not know which function the caller will use. */
 template <class Operator>
 struct SegmentChoice {
     typename Operator::Choice forward, backward;

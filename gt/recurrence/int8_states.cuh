@@ -1,7 +1,8 @@
 /* gt/recurrence/int8_states.cuh - gt_quantize_states and gt_dequantize_states: states from fp32 to int8 and back.
  *
- * A warp takes one group of columns that share a scale, and reads it twice: for the largest magnitude, and to round.
- * bytes of a number: 4 and 1, once each; the second read of a group comes from L1. */
+ * A warp takes one group of columns that share a scale.  To quantize, the warp reads the group twice: to find the
+ * largest magnitude, and to round.
+ * bytes: 4 (fp32) and 1 (int8) for each number; the second read of a group comes from the L1 cache. */
 #ifndef GT_RECURRENCE_INT8_STATES_CUH
 #define GT_RECURRENCE_INT8_STATES_CUH
 
@@ -18,7 +19,7 @@ constexpr int INT8_WARPS = 4;
 
 struct Int8StatesParams {
     gt_int8_states_args a;
-    int64_t groups; /* of a row */
+    int64_t groups; /* groups of a row */
     int is_from_int8;
 };
 

@@ -5,7 +5,7 @@
 
 #include "../base/op.h"
 
-/* Whether an array of `count` elements begins at a multiple of its element size. */
+/* Checks that an array is given, and that its address is a multiple of `element`, the size of its elements. */
 static inline gt_status gt_check_int8_array(const char *name, const void *data, size_t element) {
     if (!data) return gt_fail(GT_ERROR_NULL, "%s is NULL", name);
     if ((uintptr_t)data % element)
@@ -30,7 +30,8 @@ static inline gt_status gt_check_int8_apart(const char *name, const void *data, 
     return gt_fail(GT_ERROR_OVERLAP, "%s overlaps %s", name, other);
 }
 
-/* Copies *args to *a, fills in defaults, and checks everything.  B = 0: nothing to convert. */
+/* Copies *args to *a, fills in defaults, and checks everything.  With B = 0 there is nothing to convert, so pointers
+ * are not checked. */
 static inline gt_status gt_prepare_int8_states(gt_target target, const char *function, const gt_int8_states_args *args,
                                                gt_int8_states_args *a) {
     gt_status status;

@@ -1,12 +1,16 @@
-/* gt/recurrence/pieces.cuh - independent pieces of a sequence: gt_OP_segment and gt_OP_join.
+/* gt/recurrence/pieces.cuh - pieces of a sequence that are processed apart, for example on several GPUs: gt_OP_segment
+ * and gt_OP_join.
  *
- * gt_OP_segment makes the state after a piece that starts from zero, and the log of the piece's decay.
- * gt_OP_segment_backward makes the gradient before a piece whose last gradient is zero.  Both are the local pass over
- * segments and a scan with ENDS (segments.cuh; call_segment in driver.cuh).  From these results gt_OP_join, below,
- * makes every piece's start state, and gt_OP_join_backward the gradient at every piece's end.  gt_kernels.h has the
- * mathematics, at gt_wkv6_segment.
- * The Operator of an operator with pieces also has rows(a), the number of rows of a state, each with its own decay.  It
- * has columns(a), the numbers of a row, and JOIN, the name of the launch. */
+ * gt_OP_segment computes the state after a piece that starts from zero, and the log of the piece's decay.
+ * gt_OP_segment_backward computes the gradient before a piece whose last gradient is zero.  Both run the local pass
+ * over segments, then a scan with ENDS (segments.cuh; call_segment in driver.cuh).
+ * From these results gt_OP_join, below, computes the start state of every piece, and gt_OP_join_backward the gradient
+ * at the end of every piece.  gt_kernels.h has the mathematics, at gt_wkv6_segment.
+ *
+ * If an operator has pieces, its Operator (driver.cuh) also has
+ *     rows(a)      the number of rows of a state; each row has its own decay.
+ *     columns(a)   the number of columns of a row.
+ *     JOIN         the name of the launch. */
 #ifndef GT_RECURRENCE_PIECES_CUH
 #define GT_RECURRENCE_PIECES_CUH
 
@@ -17,15 +21,16 @@ namespace gt {
 /* ---- join ----------------------------------------------------------------------------------------------------------
  * S <- first;   for every piece, in order:   starts[piece] <- S,   S <- exp(decay) . S + states[piece].
  * REVERSE: from the last piece to the first.
- * grid ceil(size / 256), block 256: a thread has one element of the states and loads JOIN_STEPS pieces at once.
+ * grid: ceil(size / 256).  block: 256 threads.  A thread has one element of the states and loads JOIN_STEPS pieces at
+ * once.
  * registers: 8 elements of states and 8 logs of decays.  No shared memory.
- * bytes: states once each way, decays.  An element has one chain of operations, so results are deterministic.  starts
- * may be the memory of states. */
+ * bytes: reads `states` and `decays` once, writes `starts` once.  The operations of an element have a fixed order, so
+ * results are deterministic.  `starts` may be the same memory as `states`. */
 struct JoinParams {
     int64_t pieces, size, decay_size; /* size: the number of elements in all states of a piece */
     int64_t elements;                 /* elements of a state that one decay serves */
     const float *states, *decays;     /* [pieces][size], [pieces][decay_size] */
-    const float* first;               /* [first_size], repeated if all sequences share a state; NULL = 0 */
+    const float* first;               /* [first_size], repeated if all sequences share a state; NULL: zeros */
     int64_t first_size;
     float* starts; /* [pieces][size] */
 };

@@ -1,6 +1,7 @@
-/* gt/recurrence/roles_sm90.cuh - for recurrent operators on compute capability 9.0: the shell of a kernel whose
+/* gt/recurrence/roles_sm90.cuh - for recurrent operators on compute capability 9.0: the frame of a kernel whose
  * warpgroups have roles.  The first Tile::CONSUMERS warpgroups are consumers, which hold states.  The next warpgroup is
- * the producer, which copies and prepares ahead of them.  A ring (base/ring.cuh) connects producer and consumers. */
+ * the producer: it copies inputs and prepares operands ahead of the consumers.  A ring (base/ring.cuh) connects
+ * producer and consumers. */
 #ifndef GT_RECURRENCE_ROLES_SM90_CUH
 #define GT_RECURRENCE_ROLES_SM90_CUH
 
@@ -23,14 +24,14 @@ GT_DEV void run_roles(int warpgroup, const Produce& produce, const Consume& cons
     }
 }
 
-/* run_roles() in which each role waits for the chain of launches at its own time.
+/* run_roles() for a kernel of a Chain (base/launch.cuh).  Each role waits for earlier kernels only if it must:
  *
- *     producer_waits()   whether the producer reads outputs of a previous kernel.
- *     is_apart()         whether consumers read no such output: then they release the next kernel, and one block waits
- *                        at its end, for the sake of later kernels.
+ *     producer_waits()   whether the producer reads outputs of an earlier kernel.
+ *     is_apart()         whether the consumers read no outputs of an earlier kernel.  Then they release the next kernel
+ *                        at once.  Block 0 waits at its end, so that later kernels still wait for earlier ones.
  *
- * Each role calls these functions itself.  If the kernel called them first, both roles would hold the answers in
- * registers. */
+ * Each role calls its function itself.  If the kernel called both before the roles part, all threads would hold both
+ * answers in registers. */
 template <class Tile, class ProducerWaits, class IsApart, class Produce, class Consume>
 GT_DEV void run_chained_roles(const ProducerWaits& producer_waits, const IsApart& is_apart, const Produce& produce,
                               const Consume& consume) {
@@ -50,8 +51,10 @@ GT_DEV void run_chained_roles(const ProducerWaits& producer_waits, const IsApart
     }
 }
 
-/* Calls pass(span, item) for the segments that strand `first` of strands() takes.  The operator defines ordered_span()
- * and items_of().  pass returns the item: a role that keeps it in shared memory spends no register on it. */
+/* Calls pass(span, item) for the segments of one strand: items first, first + strands(), ...  A strand is a group of
+ * blocks that takes every strands()-th item (sequences.cuh).  The operator defines ordered_span() and items_of().
+ * `pass` returns the item, so that a role can keep the item in shared memory during the pass instead of in a
+ * register. */
 template <class Problem, class Strands, class Pass>
 GT_DEV void each_item(const Problem& in, int first, const Strands& strands, const Pass& pass) {
     for (int64_t item = first; item < items_of(in); item += strands()) item = pass(ordered_span(in, item), item);

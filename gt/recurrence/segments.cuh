@@ -1,24 +1,25 @@
-/* gt/recurrence/segments.cuh - the time axis cut into segments that run side by side.
+/* gt/recurrence/segments.cuh - cuts the time axis into segments that run in parallel.
  *
- * All recurrences of the library have one form.  Token by token, a state S is scaled by a decay and then increased:
+ * All recurrences of the library have one form.  Every token scales the state S by a decay and adds to the state:
  *     S <- decay . S + key x value
- * So over any run of tokens   S after = (product of decays) . S before + (S after a start from zero).
+ * So for any run of tokens
+ *     S after = (product of decays) . S before + (S after the same tokens, started from zero).
  * A call with few heads and long sequences cuts each sequence into segments and makes three launches:
  *
  *     local   Every segment except a sequence's last one runs in its own block, from a zero state.  The block stores
  *             the segment's end state and the log of its decay.
- *     scan    Runs over the segments in order, for every state element by itself.  A segment's start state overwrites
- *             its end state.
- *     final   Every segment runs again, from its start state, and makes the outputs.
+ *     scan    Every state element runs over the segments in order, independent of the others.  The scan overwrites a
+ *             segment's end state with its start state.
+ *     final   Every segment runs again, from its start state, and computes the outputs.
  *
  * Backward makes the same three launches for G = dL/dS, from the last segment to the first.
- * gt_OP_segment, for a piece of a sequence, makes only the first two launches.  These are local, for every segment, and
- * a scan that stores the state at the piece's end and the log of the piece's decay.
+ * gt_OP_segment, for a piece of a sequence, makes only the first two launches.  Its local pass runs all segments.  Its
+ * scan stores the state at the piece's end and the log of the piece's decay.
  *
- * Layout of states: [segment slot][state_size], the state of a whole sequence (all heads).
- * Layout of decays: [segment slot][terms][decay_size].  An entry is one number; with terms = 2 it is the sum of two
- * numbers.  The natural logarithm of the segment's decay is the entry times `unit`, or times rate[element] if there are
- * rates.  One entry serves state_size / decay_size adjacent elements of the state. */
+ * Layout of states: [segment slot][state_size].  An entry is the state of all heads.
+ * Layout of decays: [segment slot][terms][decay_size].  With terms = 2 an entry is the sum of two numbers.  The natural
+ * logarithm of the segment's decay is the entry times `unit`, or times rate[element] if there are rates.  One entry
+ * serves state_size / decay_size adjacent elements of the state. */
 #ifndef GT_RECURRENCE_SEGMENTS_CUH
 #define GT_RECURRENCE_SEGMENTS_CUH
 
@@ -30,7 +31,7 @@ namespace gt {
 
 /* ---- how a state decays ---------------------------------------------------------------------------------------- */
 
-/* Bounds a factor, so that a state of zero stays zero under any growth. */
+/* Limits a factor to finite values, because 0 times infinity would turn a zero state into NaN. */
 GT_DEV float finite(float value) { return value > FLT_MAX ? FLT_MAX : value < -FLT_MAX ? -FLT_MAX : value; }
 
 /* Scales a state that decays by exp(a): S <- keep * S + factor * S.
@@ -49,16 +50,17 @@ GT_DEV Scale scale_of_log(float a) {
     return s;
 }
 
-/* The scaled state + added.  The code tests keep instead of multiplying by it, because 0 times an infinite state would
- * be NaN. */
+/* Returns the scaled state plus `added`.  The code tests `keep` and does not multiply by it, because 0 times an
+ * infinite state would be NaN. */
 GT_DEV float rescale(float keep, float factor, float state, float added) {
     float sum = fma_rn(factor, state, added);
     if (keep != 0.0f) sum += state;
     return sum;
 }
 
-/* The scale of a whole segment.  The decay may be a growth (A > 0) beyond fp32, while its product with a small state
- * still fits.  Then keep = FAR, factor = exp(a / 4), and the factor is applied four times. */
+/* Returns the scale of a whole segment, whose decay is exp(log).  If log > 0 the decay is a growth, which may exceed
+ * the range of fp32 although its product with a small state does not.  Then keep = FAR, factor = exp(log / 4), and
+ * rescale_far() applies the factor four times. */
 constexpr float FAR = 4.0f;
 
 GT_DEV Scale scale_of_segment(float log) {
@@ -85,33 +87,33 @@ struct TwoTermSum {
 
 /* ---- segments -------------------------------------------------------------------------------------------------- */
 
-/* Whether a pass is local, and which segments it takes: all except the last of each sequence, or all that have
+/* Whether a pass is local, and which segments a local pass runs: all except the last of each sequence, or all that have
  * tokens. */
 enum Local { NOT_LOCAL = 0, ALL_BUT_LAST = 1, ALL_SEGMENTS = 2 };
 
-/* How the sequences of a call are cut. */
+/* How the sequences of a call are cut into segments. */
 struct Segments {
     int64_t count;          /* segments of a batch element; packed: the most segments of any sequence */
     float *states, *decays; /* NULL if count is 1 */
     int64_t tokens = 0;     /* tokens of a segment, in a sequence of T tokens */
 };
 
-/* Tokens of a segment, for a sequence of `tokens` tokens that is cut into at most `count` segments.  If the sequence is
- * cut at all, a segment consists of whole chunks. */
+/* Returns the length of a segment in tokens, if a sequence of `tokens` tokens is cut into at most `count` segments.
+ * The length is a multiple of `chunk`, so that no chunk lies in two segments. */
 template <class Int>
 GT_HD Int segment_tokens(Int tokens, Int count, int chunk) {
     const Int least = (tokens + count - 1) / count, size = (Int)chunk;
     return least > size ? (least + size - 1) / size * size : size;
 }
 
-/* Number of segments of a sequence; one if the sequence has no tokens. */
+/* Returns the number of segments of a sequence: one if the sequence has no tokens. */
 template <class Int>
 GT_HD Int segments_in(Int tokens, Int tokens_per_segment) {
     return tokens > tokens_per_segment ? (tokens + tokens_per_segment - 1) / tokens_per_segment : 1;
 }
 
-/* segment_tokens() for a sequence of a call.  Lengths of packed sequences have 32 bits, because a division of 64 bits
- * would take half a microsecond. */
+/* segment_tokens() for a sequence of a call.  For packed sequences the device divides in 32 bits, because a 64-bit
+ * division would take half a microsecond. */
 GT_DEV int64_t segment_length(const Sequences& q, const Segments& cut, int chunk, int64_t tokens) {
     return q.cu_seqlens ? segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk) : cut.tokens;
 }
@@ -121,15 +123,15 @@ GT_DEV int64_t segments_of(const Sequences& q, const Segments& cut, int chunk, i
     return segments_in((uint32_t)tokens, segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk));
 }
 
-/* The segment slot of a sequence's first segment.  A sequence has at most `count` segments, and no more segments than
- * chunks.  So the earlier sequences need at most s * count slots, and at most as many slots as their chunks have.  The
- * slot is the smaller of these two numbers. */
+/* Returns the segment slot of the first segment of sequence s.  A sequence has at most `count` segments, and no more
+ * segments than chunks.  So the sequences before s need at most s * count segment slots, and at most as many as they
+ * have chunk slots.  The result is the smaller of these two numbers. */
 GT_DEV int64_t first_segment_slot(const Sequences& q, int64_t count, int64_t s, int64_t chunk_slot) {
     const int64_t slot = s * count;
     return q.cu_seqlens && chunk_slot < slot ? chunk_slot : slot;
 }
 
-/* Segment slots of a call. */
+/* Returns the number of segment slots of a call. */
 static inline int64_t segment_slots(const Sequences& q, int64_t count, int chunk) {
     const int64_t slots = most_sequences(q) * count, chunks = chunk_slots(q, chunk);
     return q.capacity && chunks < slots ? chunks : slots;
@@ -138,12 +140,12 @@ static inline int64_t segment_slots(const Sequences& q, int64_t count, int chunk
 /* One segment of one sequence: tokens first ... end-1 of batch element b. */
 struct Span {
     bool exists;
-    bool starts, ends; /* whether it is the first, the last segment of its sequence */
+    bool starts, ends; /* the segment is the first, the last of its sequence */
     int64_t sequence, b, first, end;
-    int64_t chunk_slot, segment_slot; /* slots of its first chunk and of itself */
+    int64_t chunk_slot, segment_slot; /* slot of the segment's first chunk; slot of the segment */
 };
 
-/* Segment `segment` of sequence s; segment < count and s < sequence_count(). */
+/* Returns segment `segment` of sequence s, for segment < count and s < sequence_count(). */
 GT_DEV Span span_of(const Sequences& q, const Segments& cut, int chunk, int64_t s, int64_t segment) {
     const Sequence seq = sequence_at(q, chunk, s);
     const int64_t length = segment_length(q, cut, chunk, seq.tokens);
@@ -165,8 +167,8 @@ GT_DEV Span span_at(const Sequences& q, const Segments& cut, int chunk, int64_t 
     return span_of(q, cut, chunk, item / cut.count, item % cut.count);
 }
 
-/* Whether a pass leaves a segment out.  is_last: the segment is the last in the pass through its sequence.  A pass over
- * ALL_SEGMENTS leaves out segments without tokens, because a sequence without tokens has no segment slot. */
+/* Returns whether a pass skips a segment.  is_last: the pass reaches this segment last in its sequence.  A pass over
+ * ALL_SEGMENTS skips segments without tokens, because a sequence without tokens has no segment slot. */
 GT_DEV bool skips(int local, const Span& span, bool is_last) {
     return !span.exists || (local == ALL_BUT_LAST && is_last) || (local == ALL_SEGMENTS && span.first == span.end);
 }
@@ -176,18 +178,20 @@ GT_DEV Span span_at(const Sequences& q, int64_t count, int chunk, int64_t item) 
     return span_at(q, Segments{count, nullptr, nullptr, segment_tokens(q.T, count, chunk)}, chunk, item);
 }
 
-/* The first state [size] of the pass through a segment; NULL: zeros.  If the sequence has several segments, the scan
- * has stored this state in cut.states.  Otherwise it is the state of sequence s in `states`.  With several segments
- * `states` must not be read: the pass through the sequence's last segment may already write there. */
+/* Returns the state [size] from which the pass through a segment starts; NULL means zeros.  If the sequence has several
+ * segments, the scan has stored this state in cut.states.  Otherwise it is the state of sequence s in `states`.  With
+ * several segments no block may read `states`: the pass through the sequence's last segment may already be writing
+ * there. */
 GT_DEV const float* first_state(const Sequences& q, const Segments& cut, const Span& span, int64_t size,
                                 const float* states, int64_t s) {
     if (!span.starts || !span.ends) return cut.states + span.segment_slot * size;
     return start_row(q, states, size, s);
 }
 
-/* Number of segments of a sequence.  asked: the caller's wish, or 0.  0 means enough segments, with `blocks` blocks
- * each, to fill the `room` blocks that the device runs at once; but a segment has at least `least` tokens.  Packed
- * sequences count as at most the number that could have `least` tokens each. */
+/* Returns the number of segments of a sequence.  asked: the number that the caller asks for.  If it is 0, the function
+ * chooses enough segments to fill the device, which runs `room` blocks at once; a segment takes `blocks` blocks.  A
+ * chosen segment has at least `least` tokens.  The number of packed sequences is unknown; the function assumes at most
+ * as many as could have `least` tokens each. */
 static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t blocks, int64_t room, int64_t least,
                                       int chunk) {
     const int64_t most = (q.T + chunk - 1) / chunk;
@@ -206,8 +210,8 @@ static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t
     return q.capacity ? count : segments_in(q.T, segment_tokens(q.T, count, chunk));
 }
 
-/* Makes `count` segments, with memory for their states and for `decays` numbers each.  One segment needs no memory,
- * unless it is `wanted`. */
+/* Makes `count` segments, with memory for each segment's state and for its `decays` numbers.  A single segment gets
+ * memory only if `wanted` is set. */
 static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t count, int chunk, int64_t state_size,
                                     int64_t decays, bool wanted = false) {
     Segments cut = {count, nullptr, nullptr, segment_tokens(q.T, count, chunk)};
@@ -222,24 +226,24 @@ static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t co
  * A local pass has stored every segment's end state and decay in `segments`.  For every sequence the scan computes:
  *     S <- state_in;   for every segment, in order:   start = S,   S <- decay . S + end state
  * It works in place: a segment's start state overwrites its end state.
- * REVERSE: from dstate_out, from the last segment to the first.
- * ENDS, for gt_OP_segment: from zero.  The last S and the log of the whole decay go to `ends` and `decays`;
- * segments.states stay as they are.
- * grid strands * ceil(state_size/128), block 4 warps, which share nothing; a thread has one state element.  Strand s
- * has sequences s, s + strands, ...
- * Latency bounds the time.  So cp.async copies the end states of 64 segments at once, and the scales are made
+ * REVERSE: S starts from dstate_out and runs from the last segment to the first.
+ * ENDS, for gt_OP_segment: S starts from zero.  The last S goes to `ends`, and the log of the whole decay to `decays`;
+ * segments.states do not change.
+ * grid: strands * ceil(state_size/128).  block: 4 warps, which share nothing; a thread has one state element.  Strand s
+ * is the group of blocks that takes sequences s, s + strands, ...
+ * Latency bounds the time.  So cp.async copies the end states of 64 segments at once, and the warp computes the scales
  * meanwhile.
- * WHOLE_WARPS: the 32 elements of a warp have the same decay, and a lane makes the scales of two segments.  Otherwise
- * every lane makes the scales of its own element, 8 at a time.
- * shared, per warp: 64 end states of each element, 64 scales: 34 KB per block.
+ * WHOLE_WARPS: the 32 elements of a warp have the same decay, and a lane computes the scales of two segments.
+ * Otherwise every lane computes the scales of its own element, 8 at a time.
+ * shared: 64 end states of each element and 64 scales per warp, 34 KB per block.
  * registers: 8 end states and 8 scales; at most 128.
- * bytes: the segment states once each way, decays.  An element has one chain of operations, so results are
- * deterministic. */
+ * bytes: reads and writes the states of the segments once, reads their decays once.
+ * The operations of an element have a fixed order, so results are deterministic. */
 struct ScanParams {
     Sequences sequences;
     Segments segments;
     int chunk;
-    const float* state_in; /* [sequence][state_size], or rows of a pool, or one for all; NULL = 0 */
+    const float* state_in; /* [sequence][state_size], or rows of a pool, or one state for all; NULL: zeros */
     int state_in_shared;
     int64_t state_size, decay_size;
     const float* rate; /* [state_size], multiplies the logs of decays; if NULL, `unit` does */
@@ -251,11 +255,12 @@ struct ScanParams {
     float *ends = nullptr, *decays = nullptr; /* ENDS: [sequence][state_size], [sequence][decay_size] or NULL */
 };
 
-constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8; /* segments in shared memory; in registers */
+/* SCAN_BATCH: segments in shared memory at a time.  SCAN_STEPS: segments in registers at a time. */
+constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8;
 constexpr int SCAN_SUMS = 4 * 32 * SCAN_BATCH, SCAN_SCALES = 8 * SCAN_BATCH; /* bytes per warp */
 constexpr int SCAN_SMEM = SCAN_THREADS / 32 * (SCAN_SUMS + SCAN_SCALES);
 
-/* Starts the copies of the warp's elements of `left` end states to sums[segment][32].  The end states are `stride`
+/* Starts to copy the warp's 32 elements of `left` end states to sums[segment][32].  The end states are `stride`
  * elements apart. */
 template <bool WHOLE_WARPS>
 GT_DEV void copy_sums(uint32_t sums, const float* states, int64_t stride, int left, bool inside) {
@@ -292,8 +297,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
         const Sequence seq = sequence_at(p.sequences, p.chunk, s);
         const int64_t count = segments_of(p.sequences, cut, p.chunk, seq.tokens);
         if (count == 1 && !ENDS) continue;
-        /* number of segments that are passed: without ENDS the end of the last segment is not needed, since no segment
-         * starts there */
+        /* Number of segments to add.  Without ENDS the scan leaves out the last segment, since no segment follows. */
         const int64_t passed = !ENDS ? count - 1 : seq.tokens ? count : 0;
         const int64_t first = first_segment_slot(p.sequences, cut.count, s, seq.slot) + (REVERSE ? count - 1 : 0);
         float* states = cut.states + first * p.state_size + element;
@@ -312,8 +316,8 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
             if constexpr (WHOLE_WARPS) {
                 float log[SCAN_BATCH / 32];
                 GT_UNROLL
-                for (int j = 0; j < SCAN_BATCH / 32; j++) { /* beyond the last segment the last one is loaded again, so
-                                                             * that no load waits for another */
+                for (int j = 0; j < SCAN_BATCH / 32; j++) { /* past the end a lane loads the last segment again: without
+                                                             * a branch no load waits for another */
                     const int segment = lane_id() + 32 * j;
                     log[j] = log_of(k0 + (segment < left ? segment : left - 1));
                 }
@@ -347,7 +351,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                     scale[i] = scale_of_segment(scale[i].factor);
                     grows = grows || scale[i].keep == FAR;
                 }
-                /* The chain of dependent steps takes all the time, so it has no branch in nearly all cases. */
+                /* The chain of dependent steps determines the time, so the usual case has no branch in it. */
                 if (k + SCAN_STEPS <= left && !warp_any(grows)) {
                     GT_UNROLL
                     for (int i = 0; i < SCAN_STEPS; i++) {
@@ -365,7 +369,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                     S = rescale_far(scale[i], S, sum[i]);
                 }
             }
-            sync_warp(); /* all lanes have read them before they are overwritten */
+            sync_warp(); /* all lanes have read sums and scales, which the next batch overwrites */
         }
         if (inside && !ENDS) *states = S;
         if constexpr (ENDS) {

@@ -1,8 +1,9 @@
 /* gt/recurrence/small_states.cuh - forward with states of 16 bits.
  *
- * The kernels of forward know fp32 states alone.  A call with 16-bit states has two more launches: one copies the first
- * states to fp32 rows in workspace, one rounds the last states from these rows to 16 bits.  Between them forward runs
- * on the fp32 rows.  This costs 12 bytes for each number of a state, which is little beside the tokens of a prefill. */
+ * The kernels of forward take only fp32 states.  So a call with 16-bit states makes two more launches.  Before forward,
+ * load_states_kernel converts the first states to fp32 rows in workspace.  After forward, store_states_kernel rounds
+ * the last states from these rows to 16 bits.  Together they move 12 bytes for each number of a state, little compared
+ * with the tokens of a prefill. */
 #ifndef GT_RECURRENCE_SMALL_STATES_CUH
 #define GT_RECURRENCE_SMALL_STATES_CUH
 
@@ -17,19 +18,19 @@ struct StateShape {
 };
 
 /* load_states_kernel: wide <- in.  store_states_kernel: out <- wide, rounded.
- * grid ROOM blocks for each multiprocessor at most, block 8 warps.  A piece of work is a tile of a sequence's state: 4
- * groups of four numbers for each thread.  Blocks take tiles in turn.  No shared memory.
- * bytes: 6 for each number, in each of the two kernels. */
+ * grid: at most 16 blocks per multiprocessor.  block: 8 warps.  Blocks take tiles of states in turn.  A tile has
+ * STATE_TILE groups of four numbers, STATE_PIECES groups for each thread.  No shared memory.
+ * bytes: 6 for each number of a state, in each of the two kernels. */
 struct SmallStatesParams {
     Sequences sequences;
     const void* in; /* the caller's states: one row for each sequence, or rows of a pool; NULL: not given */
     void* out;
     float* wide;    /* [count][wide_stride] */
-    int32_t* slots; /* [count], with a pool: s, or -1 if sequence s has no row */
+    int32_t* slots; /* [count]; slots[s] = s, or -1 if sequence s has no row in the pool.  NULL: no pool */
     gt_dtype dtype;
     StateShape shape;
-    int64_t count;               /* sequences, or 1 if all share a state */
-    int64_t stride, wide_stride; /* elements from row to row of the caller's states, and of the wide rows */
+    int64_t count;               /* number of sequences, or 1 if all share a state */
+    int64_t stride, wide_stride; /* elements from row to row: of the caller's states; of `wide` */
     StepRounding rounding;
 };
 
@@ -42,14 +43,14 @@ GT_HD int64_t state_tiles(const StateShape& shape) { return (state_groups(shape)
 template <bool VECTORS>
 struct StateTile {
     StateShape shape;
-    int64_t start; /* its first group of the state */
+    int64_t start; /* the tile's first group of four numbers */
     GT_METHOD int64_t element(int64_t group) const {
         if constexpr (VECTORS) return 4 * group;
         const int64_t row_groups = gt_row_groups(shape.columns);
         return group / row_groups * shape.columns + group % row_groups * 4;
     }
     GT_METHOD int64_t first() const { return element(start); }
-    /* piece i of the thread, as in step_states.cuh */
+    /* Returns the thread's piece i: the `where` of load_step_state() (step_states.cuh). */
     GT_METHOD StatePiece operator()(int i) const {
         const int64_t group = start + 256 * i + thread_id();
         StatePiece piece = {0, 0, (int)(group - start)};
@@ -61,7 +62,8 @@ struct StateTile {
     }
 };
 
-/* Calls take(sequence, row of the caller's states or -1, tile) for the tiles of a block. */
+/* Calls take(s, row, tile) for the tiles of a block.  s is the sequence; row is its row in the caller's states, or
+ * -1. */
 template <bool VECTORS, class Take>
 GT_DEV void each_state_tile(const SmallStatesParams& p, const Take& take) {
     const Sequences& q = p.sequences;
@@ -134,9 +136,9 @@ static inline auto use_wide_rows(Args& a, int64_t stride, int) -> decltype((void
 template <class Args>
 static inline void use_wide_rows(Args&, int64_t, long) {}
 
-/* Forward's arguments with fp32 states in workspace.  The caller's workspace begins with `bytes` bytes for these
- * states, and the rest is forward's own.  Without 16-bit states `args` are the caller's, and both launches do nothing.
- * In a size query the workspace is NULL. */
+/* Replaces the caller's 16-bit states in forward's arguments by fp32 states in workspace.  The first `bytes` bytes of
+ * the caller's workspace hold these states; forward's kernels get the rest.  Without 16-bit states `args` are the
+ * caller's arguments, and load() and store() do nothing.  In a size query the workspace is NULL. */
 template <class Args>
 class WideStates {
   public:
@@ -147,7 +149,7 @@ class WideStates {
         is_needed_ = a.state_dtype == GT_BF16 || a.state_dtype == GT_F16;
         if (!is_needed_) return;
         const int64_t size = shape.rows * shape.columns, stride = states_stride(a, 0);
-        /* forward without slots knows packed rows alone; with slots all rows are aligned, whatever their size */
+        /* Without slots forward takes only packed rows.  With slots the rows are padded, so that all are aligned. */
         const int64_t wide_stride = a.slots ? (size + 3) / 4 * 4 : size;
         p_.sequences = states_sequences(a, 0);
         p_.in = a.state_in, p_.out = a.state_out;
@@ -157,12 +159,12 @@ class WideStates {
         p_.rounding = step_rounding_of(a);
         count_ = most_sequences(p_.sequences);
         is_shared_ = a.state_in_shared;
-        Arena arena(a.workspace); /* a query may lack pointers, so its size may not depend on them */
+        Arena arena(a.workspace); /* sizes must not depend on pointers, because a query may lack them */
         wide_ = arena.take<float>((count_ + is_shared_) * ((size + 3) / 4 * 4));
         int32_t* const slots = arena.take<int32_t>(count_);
         p_.slots = a.slots ? slots : nullptr;
         bytes = arena.bytes();
-        /* a query must plan for states as aligned as these rows */
+        /* A query has no workspace yet.  It plans with a made-up address that is as aligned as the real rows. */
         float* const start = wide_ ? wide_ : reinterpret_cast<float*>((uintptr_t)1 << 32);
         args.state_in = a.state_in ? start + (is_shared_ ? count_ * wide_stride : 0) : nullptr;
         args.state_out = a.state_out ? start : nullptr;
@@ -200,7 +202,7 @@ class WideStates {
     float* wide_ = nullptr;
 };
 
-/* The same for an operator that has fp32 states alone. */
+/* The same interface for an operator that has only fp32 states. */
 template <class Args>
 struct SameStates {
     Args args;

@@ -1,5 +1,5 @@
-/* gt/recurrence/ssm.cuh - code that ssd and selective_scan share: Delta, decay of a state, sums over lanes, blocks of
- * rows, sums over a group. */
+/* gt/recurrence/ssm.cuh - code that ssd and selective_scan share: the time step Delta, the decay of a state, sums over
+ * lanes, blocks of rows, sums over a group. */
 #ifndef GT_RECURRENCE_SSM_CUH
 #define GT_RECURRENCE_SSM_CUH
 
@@ -13,7 +13,7 @@ namespace ssm {
 constexpr int CHECKPOINT = 128; /* tokens between the states that forward stores for backward */
 constexpr int MAX_SIZE = 256;   /* largest P and N */
 
-/* The rule that makes Delta from dt, the same in all passes. */
+/* How Delta follows from dt.  All passes use the same rule. */
 struct DeltaRule {
     int softplus, limited;
     float min, max;
@@ -36,11 +36,12 @@ GT_DEV Delta delta_of(const DeltaRule& rule, float v) {
     return d;
 }
 
-/* The decay exp(a) of one token may be a growth (A > 0, or Delta < 0) beyond fp32.  Its product with a small state may
- * still fit.  So if a is at least this, grow() makes the product. */
+/* If A > 0 or Delta < 0, the decay exp(a) of a token is a growth, which may exceed the range of fp32.  Its product with
+ * a small state may still fit.  So for a >= FAR_GROWTH grow() computes the product. */
 constexpr float FAR_GROWTH = 80.0f;
 
-/* exp(a) x for a >= FAR_GROWTH, in four steps.  0 stays 0, and the result is infinite only if the product is. */
+/* Returns exp(a) x for a >= FAR_GROWTH, in four steps.  0 stays 0.  The result is infinite only if the product exceeds
+ * fp32. */
 GT_DEV float grow(float a, float x) {
     const float step = finite(exp_accurate(0.25f * a));
     return x * step * step * step * step;
@@ -52,7 +53,7 @@ struct Carrier {
     GT_METHOD explicit Carrier(float a_) : a(a_) {
         const bool near_one = a > -0.69f && a < 0.05f;
         keep = near_one ? 1.0f : 0.0f;
-        factor = near_one ? expm1_neg(a) : exp_fast(a); /* beyond FAR_GROWTH it is not used */
+        factor = near_one ? expm1_neg(a) : exp_fast(a); /* from FAR_GROWTH on, carry() does not use it */
     }
     GT_METHOD float carry(float x, float added) const {
         if (a >= FAR_GROWTH) return grow(a, x) + added;
@@ -63,9 +64,10 @@ struct Carrier {
 /* Derivative of silu. */
 GT_DEV float dsilu(float z) { return silu_derivative(z, sigmoid(z)); }
 
-/* Sums V values over LANES lanes, which are STRIDE apart; the caller is number `lane` of them.  Afterwards the caller
- * holds V / LANES of the sums in v[0..], from sum number lane * (V / LANES) on.  With more lanes than values, LANES / V
- * adjacent lanes hold the same sum.  The order of the additions is fixed. */
+/* Sums V values over LANES lanes, which are STRIDE lanes apart.  `lane` is the caller's index among these lanes.
+ * Afterwards v[0] ... v[V / LANES - 1] of the caller hold the sums of values lane * (V / LANES) and following.  If
+ * there are more lanes than values, LANES / V adjacent lanes hold the same sum.  The order of the additions is
+ * fixed. */
 template <int V, int LANES, int STRIDE>
 GT_DEV void reduce_scatter(float (&v)[V], int lane) {
     int width = V;
@@ -108,11 +110,11 @@ GT_DEV void load_vector(float (&v)[WIDTH], uint32_t address) {
 struct Rows {
     const void* data;
     gt_dtype dtype;
-    int64_t start, pitch, step; /* in elements: offset of the first; distance from row to row, and from column to
-                                 * column */
-    int rows, columns;          /* the numbers that exist; elements beyond them count as 0 */
+    int64_t start, pitch, step; /* in elements: offset of the first element; distance from row to row; distance from
+                                 * column to column */
+    int rows, columns;          /* the rows and columns that exist; elements beyond them count as 0 */
 
-    /* these rows without the first `skipped` rows */
+    /* Returns these rows without the first `skipped` ones. */
     GT_METHOD Rows after(int skipped) const {
         Rows tail = *this;
         tail.start += skipped * pitch;
@@ -121,8 +123,9 @@ struct Rows {
     }
 };
 
-/* A block of ROWS x WIDTH in the registers of THREADS threads; if THREADS is 32, of a warp.  All loads are issued
- * before the first is waited for.  Thread i holds elements i, i + THREADS, ... in row order. */
+/* A block of ROWS x WIDTH elements in the registers of THREADS threads: of a warp if THREADS is 32, else of the thread
+ * block.  Thread i holds elements i, i + THREADS, ... in row order.  All loads are in flight before the first
+ * conversion waits for one. */
 template <int ROWS, int WIDTH, int THREADS>
 struct Tile {
     static constexpr int SIZE = ROWS * WIDTH, COUNT = (SIZE + THREADS - 1) / THREADS;
@@ -166,7 +169,7 @@ struct Tile {
         return dtype == GT_F16 ? unpack_f16_lo(bits[k]) : as_float(bits[k]);
     }
 
-    /* converts all values, with one branch on the dtype */
+    /* Converts all values, with a single branch on the dtype. */
     GT_METHOD void values(float (&x)[COUNT]) const {
         if (dtype == GT_BF16) {
             GT_UNROLL
@@ -187,7 +190,7 @@ struct Tile {
     }
 };
 
-/* Stores a block whose threads stay in their columns.  x[k] is the thread's element k. */
+/* Stores a Tile in which every thread has elements of one column only.  x[k] is the thread's element k. */
 template <class Block, class T>
 GT_DEV void store_tile_of(const Rows& to, const float (&x)[Block::COUNT]) {
     if (Block::column(0) >= to.columns) return;
@@ -211,7 +214,7 @@ GT_DEV void store_tile(const Rows& to, const float (&x)[Block::COUNT]) {
         store_tile_of<Block, float>(to, x);
 }
 
-/* Copies ROWS x WIDTH to shared memory; a thread holds at most 8 values at a time. */
+/* Copies ROWS x WIDTH elements to shared memory, as fp32.  A thread holds at most 8 values at a time. */
 template <int ROWS, int WIDTH, int THREADS>
 GT_DEV void stage(uint32_t shared, const Rows& from) {
     constexpr int BATCH = 8 * THREADS / WIDTH < ROWS ? 8 * THREADS / WIDTH : ROWS;
@@ -225,10 +228,10 @@ GT_DEV void stage(uint32_t shared, const Rows& from) {
 }
 
 /* ---- sums over a group ----------------------------------------------------------------------------
- * out[b,t,g,n] = sum over `share` of in[b,t,g,share,n], in order.  It makes dBm and dCm from the partial sums of each
- * head of the group, or of each tile of channels.
- * grid ceil(B*T*G*N/256), block 256, one output per thread.  A thread reads 4 bytes per partial sum and writes the
- * output.  It adds the partial sums in order, so results are deterministic.  No shared memory. */
+ * out[b,t,g,n] = sum over `share` of in[b,t,g,share,n].  This kernel makes dBm and dCm.  A share is the partial sum of
+ * one head of the group, or of one tile of channels.
+ * grid: ceil(B*T*G*N/256).  block: 256 threads, one output per thread.  No shared memory.
+ * bytes: 4 per partial sum, and the output.  A thread adds the partial sums in order, so results are deterministic. */
 struct GroupSumParams {
     const float* in;
     void* out;
@@ -237,7 +240,7 @@ struct GroupSumParams {
     Sequences sequences;
     int64_t G, shares;
     int N;
-    int64_t step = 1; /* elements from an output to the next output of its row */
+    int64_t step = 1; /* distance of adjacent outputs of a row, in elements */
 };
 
 GT_KERNEL(256, 1) group_sum_kernel(const GT_GRID_CONSTANT GroupSumParams p) {
@@ -246,7 +249,7 @@ GT_KERNEL(256, 1) group_sum_kernel(const GT_GRID_CONSTANT GroupSumParams p) {
     if (i >= p.sequences.B * T * p.G * p.N) return;
     const int64_t n = i % p.N, row = i / p.N;
     const int64_t g = row % p.G, t = row / p.G % T, b = row / p.G / T;
-    const int64_t shares = t < used_tokens(p.sequences) ? p.shares : 0; /* without tokens the sum is 0 */
+    const int64_t shares = t < used_tokens(p.sequences) ? p.shares : 0; /* a token of no sequence gets 0 */
     const float* in = p.in + row * p.shares * p.N + n;
     float sum = 0.0f;
     for (int64_t share = 0; share < shares; share++) sum += in[share * p.N];
@@ -258,14 +261,15 @@ static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_
     return run(name, group_sum_kernel, (outputs + 255) / 256, 256, 0, stream, p);
 }
 
-/* ---- ssd on tensor cores: base of its problem.cuh and of its mma/chunk.cuh --------------------------------------- */
+/* ---- ssd on tensor cores: constants and helpers for its problem.cuh and mma/chunk.cuh ---------------------------- */
 
-constexpr int CHUNK = 64;                         /* tokens that a block takes at a time */
-constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK; /* tokens of a tile in products of pairs; tiles of a chunk */
+constexpr int CHUNK = 64; /* tokens that a block takes at a time */
+/* BLOCK: tokens of a tile in the products of pairs of tokens.  BLOCKS: such tiles in a chunk. */
+constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK;
 
-/* The lane and the thread, for addresses that are computed again in each chunk: kept over the loop they would take
- * registers from the state.  GT_ASSUME lets the compiler divide a lane by shifts alone.  Some kernels of 9.0 spill more
- * with it. */
+/* Return the lane and the thread, for addresses that a kernel computes again in each chunk.  If the compiler kept such
+ * addresses over the loop, they would take registers from the state.  GT_ASSUME lets the compiler divide a lane by
+ * shifts alone; it is off in code for 9.0, where some kernels would spill more. */
 GT_DEV int here() {
     const int lane = made_here(lane_id());
 #if !GT_SM90A
@@ -275,13 +279,13 @@ GT_DEV int here() {
 }
 GT_DEV int thread_here() { return made_here(thread_id()); }
 
-/* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse.  The power stays within 2^-115 ...
- * 2^100. */
+/* A power of two and its inverse.  power_of(bound) chooses the power so that bound * value is in 2^13 ... 2^14, for
+ * bound >= 0.  The power stays within 2^-115 ... 2^100. */
 struct Power {
     float value, inverse;
 };
 
-/* The inverse of a power of two. */
+/* Returns the inverse of a power of two. */
 GT_DEV float inverse_of(float power) { return as_float(0x7f000000u - as_uint(power)); }
 
 GT_DEV Power power_of(float bound) {

@@ -8,7 +8,8 @@
 extern "C" {
 #endif
 
-/* Bm and Cm have G groups; each group serves the same number of heads (or channels), which `field` counts. */
+/* Sets and checks G, the number of groups of Bm and Cm.  All groups serve the same number of heads (or channels).
+ * `field` is the name of the field that has the number of heads. */
 static gt_status gt_ssm_resolve_groups(int64_t *G, const char *field, int64_t heads, gt_dims *dims) {
     gt_status status;
     if (*G == 0) *G = 1;
@@ -19,7 +20,7 @@ static gt_status gt_ssm_resolve_groups(int64_t *G, const char *field, int64_t he
     return GT_OK;
 }
 
-/* of Delta */
+/* Checks the limits dt_min and dt_max of Delta, the time step that the operator makes from dt. */
 static inline gt_status gt_ssm_check_limits(int dt_limit, float dt_min, float dt_max) {
     const gt_status status = gt_check_range(GT_ERROR_VALUE, "dt_limit", dt_limit, 0, 1);
     if (status != GT_OK || !dt_limit) return status;
@@ -30,7 +31,7 @@ static inline gt_status gt_ssm_check_limits(int dt_limit, float dt_min, float dt
     return GT_OK;
 }
 
-/* Refuses dz without z, since dz is the gradient of the gate z.  A call without elements needs no gate. */
+/* Refuses dz without z, since dz is the gradient of the gate z.  A call without tokens needs no gate. */
 static gt_status gt_ssm_check_gate(const void *z, const void *dz, gt_pass pass, const gt_dims *dims) {
     if (pass != GT_BACKWARD || !dz || z || !dims->n['B' - 'A'] || !dims->n['T' - 'A']) return GT_OK;
     return gt_fail(GT_ERROR_NULL, "z is NULL: dz needs it");

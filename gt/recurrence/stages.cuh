@@ -1,6 +1,7 @@
-/* gt/recurrence/stages.cuh - lets another operator enqueue the stages of an operator's pass among its own launches
- * (gt/fused/wkv_ssm.cuh, conv_ssd_launch.cuh).  gt_OP_plan checks and plans the pass, and gt_OP_run launches one of its
- * stages (op.h); driver.cuh implements both.  The kernels stay in the operator's own object; this file has none. */
+/* gt/recurrence/stages.cuh - lets a fused operator enqueue the stages of another operator's pass among its own launches
+ * (gt/fused/wkv_ssm.cuh, conv_ssd_launch.cuh).  gt_OP_plan checks and plans the pass, and gt_OP_run launches one stage
+ * of it (op.h); driver.cuh implements both.  The kernels stay in the object of the operator that owns the pass; this
+ * file has none. */
 #ifndef GT_RECURRENCE_STAGES_CUH
 #define GT_RECURRENCE_STAGES_CUH
 
@@ -22,7 +23,7 @@ class PassPlan {
     gt_pass pass;
     Device device;
     size_t bytes, saved; /* sizes of workspace and of `saved` */
-    const RowSums* sums; /* NULL: forward */
+    const RowSums* sums; /* the sums that the caller adds up after backward; NULL for forward */
     int accumulate;
 
     PassPlan() = default;

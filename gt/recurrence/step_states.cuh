@@ -1,10 +1,10 @@
-/* gt/recurrence/step_states.cuh - states and parameters of step kernels in memory, as fp32, as int8 or as the 16-bit
- * type that a call chooses.
+/* gt/recurrence/step_states.cuh - loads and stores of states and parameters in step kernels.  In memory they are fp32,
+ * a 16-bit type or, for states only, int8; the call chooses.
  *
- * The dtype of parameters, and of states of 16 or 32 bits, is known at run time.  All lanes take the same branch on it,
- * which costs less than one more instance of every kernel.  Kernels with states of int8 are instances of their own,
- * because they need other registers.  Arithmetic is in fp32.  A store rounds to nearest or, with a seed, at random
- * (rounding.h). */
+ * The dtype of parameters, and of states of 16 or 32 bits, is known only at run time.  Kernels branch on it: all lanes
+ * take the same branch, and this costs less than one more instance of every kernel.  Kernels with int8 states are
+ * separate instances, because they use registers differently.  Arithmetic is in fp32.  A store rounds to nearest or,
+ * with a seed, at random (rounding.h). */
 #ifndef GT_RECURRENCE_STEP_STATES_CUH
 #define GT_RECURRENCE_STEP_STATES_CUH
 
@@ -13,7 +13,7 @@
 
 namespace gt {
 
-/* load_bits(): the bits of one element.  value_of_bits(): its value.  Only the second function waits for the load. */
+/* load_bits() loads the bits of one element; value_of_bits() converts them.  Only the conversion waits for the load. */
 GT_DEV uint32_t load_bits(const void* data, gt_dtype dtype, int64_t at) {
     if (dtype == GT_F32) return ldg<uint32_t>(static_cast<const float*>(data) + at);
     return ldg<uint16_t>(static_cast<const bf16*>(data) + at);
@@ -24,13 +24,13 @@ GT_DEV float value_of_bits(uint32_t bits, gt_dtype dtype) {
     return dtype == GT_F16 ? unpack_f16_lo(bits) : as_float(bits);
 }
 
-/* Element `at` of an array, or 0 if the array is NULL. */
+/* Returns element `at` of an array, or 0 if the array is NULL. */
 GT_DEV float load_parameter(const void* data, gt_dtype dtype, int64_t at) {
     return data ? value_of_bits(load_bits(data, dtype, at), dtype) : 0.0f;
 }
 
-/* Loads four adjacent floats of a state or of A.  valid: how many of them exist; with vectors all or none.  Missing
- * numbers become `none`. */
+/* Loads four adjacent floats of a state or of A.  valid: how many of them exist; with VECTORS, either all four or none.
+ * Missing numbers become `none`. */
 template <bool VECTORS>
 GT_DEV void load_four(float* x, const float* from, int valid, float none = 0.0f) {
     if constexpr (VECTORS) {
@@ -54,7 +54,7 @@ GT_DEV void store_four(float* to, const float* x, int valid) {
     }
 }
 
-/* A state in memory.  at: the index of its first element. */
+/* A state in memory.  at: the index of the state's first element in the array `data`. */
 struct StepState {
     void* data;
     gt_dtype dtype;
@@ -63,15 +63,15 @@ struct StepState {
     GT_METHOD bf16* half() const { return static_cast<bf16*>(data) + at; } /* for bf16 and f16 alike */
 };
 
-/* A lane has PIECES pieces of four numbers.  where(i) returns {offset of piece i in the state, how many of its numbers
- * exist, number of its group in the state, for rounding}. */
+/* A piece is four adjacent numbers of a state.  A lane has PIECES pieces; where(i) describes piece i of the calling
+ * lane. */
 struct StatePiece {
-    int offset;
-    int valid;
-    int group;
+    int offset; /* from the start of the state */
+    int valid;  /* how many of the four numbers exist */
+    int group;  /* number of the piece's group (rounding.h), counted from first_group of store_step_state() */
 };
 
-/* How states of a call are rounded to 16 bits: see rounding.h. */
+/* How a call rounds its states: see rounding.h. */
 struct StepRounding {
     const int32_t *seed, *steps; /* NULL: round to nearest */
 };
@@ -81,7 +81,7 @@ static inline StepRounding step_rounding_of(const Args& a) {
     return {a.rounding_seed, a.rounding_steps};
 }
 
-/* Four numbers of a 16-bit state. */
+/* Converts four numbers of a 16-bit state to fp32. */
 GT_DEV void unpack_four(float* x, uint2 bits, gt_dtype dtype) {
     const bool is_bf16 = dtype == GT_BF16;
     x[0] = is_bf16 ? unpack_bf16_lo(bits.x) : unpack_f16_lo(bits.x);
@@ -119,14 +119,14 @@ GT_DEV void load_step_state(float* x, const StepState& state, const Where& where
     for (int i = 0; i < PIECES; i++) unpack_four(x + 4 * i, bits[i], state.dtype);
 }
 
-/* ---- a state that arrives ahead --------------------------------------------------------------------------------- */
+/* ---- a state that is copied to shared memory ahead of its use ---------------------------------------------------- */
 
-/* Bytes of shared memory for the pieces of a warp's state. */
+/* Bytes of shared memory for the pieces of a warp: 16 for each piece. */
 template <int PIECES>
 constexpr uint32_t AHEAD_BYTES = 32 * 16 * PIECES;
 
-/* Starts to copy a lane's pieces to shared memory at `to`, which belongs to the warp.  Only the lane itself reads
- * them, after cp_async_wait: no barrier is needed.  Pieces that do not exist become 0. */
+/* Starts to copy a lane's pieces to the warp's shared memory at `to`.  After cp_async_wait a lane reads only its own
+ * pieces, so no barrier is needed.  Pieces that do not exist become 0. */
 template <int PIECES, class Where>
 GT_DEV void fetch_step_state(uint32_t to, const StepState& state, const Where& where) {
     GT_UNROLL
@@ -156,7 +156,7 @@ GT_DEV void read_step_state(float* x, uint32_t from, gt_dtype dtype) {
     }
 }
 
-/* Rounds four numbers to 16 bits.  group: their group in the state of batch element b. */
+/* Rounds four numbers to 16 bits at random.  group: the number of their group in the state of batch element b. */
 GT_DEV uint2 pack_at_random(const StepRounding& rounding, int64_t b, int64_t group, const float* of, gt_dtype dtype) {
     const gt_random r = gt_random_of_group(rounding.seed, rounding.steps[b], group);
     uint32_t bits[4];
@@ -165,7 +165,8 @@ GT_DEV uint2 pack_at_random(const StepRounding& rounding, int64_t b, int64_t gro
     return {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
 }
 
-/* first_group: index of the first group of x within the state of batch element b. */
+/* Stores the lane's pieces.  first_group: the number that StatePiece::group counts from, in the state of batch element
+ * b. */
 template <bool VECTORS, int PIECES, class Where>
 GT_DEV void store_step_state(const StepState& state, const float* x, const Where& where, const StepRounding& rounding,
                              int64_t b, int64_t first_group) {
@@ -203,16 +204,19 @@ GT_DEV void store_step_state(const StepState& state, const float* x, const Where
 
 /* ---- states of int8 ---------------------------------------------------------------------------------------------- */
 
-/* A state of int8 in memory, and its scales.  at, scale_at: the indices of their first elements. */
+/* An int8 state in memory, and its scales.  at, scale_at: the indices of their first elements in `data` and `scale`. */
 struct Int8State {
     int8_t* data;
     float* scale;
     int64_t at, scale_at;
 };
 
-/* A lane has WORDS words of each of its rows.  A word is four adjacent numbers; words are STEP numbers apart.  where(i)
- * returns, for the lane's row i: the offset of its first word, how many numbers of the row exist from there on, the
- * number of the row's scale, and the number of the first word's group, for rounding. */
+/* A lane's share of one row: WORDS words, which are STEP numbers apart.  A word is four adjacent numbers.  where(i)
+ * describes the share of the lane's row i:
+ *     offset   of the first word, from the start of the state.
+ *     valid    how many numbers of the row exist from the first word on.
+ *     scale    the number of the row's scale.
+ *     group    the number of the first word's group (rounding.h), counted from first_group. */
 struct Int8Row {
     int offset, valid, scale, group;
 };
@@ -228,7 +232,7 @@ GT_DEV uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
 #endif
 }
 
-/* The larger of a and |b|, or NaN if one is NaN.  a is not negative. */
+/* Returns the larger of a and |b|, or NaN if one of them is NaN.  a is not negative. */
 GT_DEV float larger_or_nan(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     float most;
@@ -239,7 +243,8 @@ GT_DEV float larger_or_nan(float a, float b) {
 #endif
 }
 
-/* a b, never joined with an addition: a twin rounds it, too. */
+/* Returns a * b, rounded.  The compiler cannot fuse this product with an addition, so the CPU twin gets the same
+ * bits. */
 GT_DEV float product_alone(float a, float b) {
 #ifdef __CUDA_ARCH__
     return __fmul_rn(a, b);
@@ -248,8 +253,8 @@ GT_DEV float product_alone(float a, float b) {
 #endif
 }
 
-/* Four integers times a scale.  A byte b in the last place of 2^23 is exact: 2 instructions a number, without a
- * conversion. */
+/* Converts four int8 numbers to fp32 and multiplies them by a scale.  The byte number + 128 becomes the low byte of the
+ * float 2^23; subtracting 2^23 + 128 gives the number exactly.  This avoids slow conversion instructions. */
 GT_DEV void unpack_int8(float* x, uint32_t word, float scale) {
     const uint32_t positive = word ^ 0x80808080u; /* integer + 128 */
     GT_UNROLL
@@ -257,7 +262,7 @@ GT_DEV void unpack_int8(float* x, uint32_t word, float scale) {
         x[i] = product_alone(as_float(permute_bytes(positive, 0x4b000000u, 0x7440u | i)) - (0x1p23f + 128.0f), scale);
 }
 
-/* Rounds four numbers of a row.  random: NULL to round to nearest. */
+/* Rounds four numbers of a row to int8.  random: NULL means to nearest. */
 GT_DEV uint32_t pack_int8(const float* x, float inverse, const gt_random* random) {
     uint32_t q[4];
     GT_UNROLL
@@ -273,8 +278,8 @@ GT_DEV uint32_t pack_int8(const float* x, float inverse, const gt_random* random
     return inverse > 0.0f ? word : 0;
 }
 
-/* VECTORS: all numbers of a word exist, or none.  If the words of a row are adjacent, all of them exist, or none, and
- * one load takes them. */
+/* VECTORS: of a word either all numbers exist or none.  If a lane's four words of a row are adjacent, either all of
+ * them exist or none, and one instruction loads them. */
 template <bool VECTORS, int ROWS, int WORDS, int STEP, class Where>
 GT_DEV void load_int8_state(float* x, const Int8State& state, const Where& where) {
     uint32_t words[ROWS][WORDS]; /* all loads are in flight before the first conversion */
@@ -309,8 +314,8 @@ GT_DEV void load_int8_state(float* x, const Int8State& state, const Where& where
     }
 }
 
-/* Stores rows that LANES adjacent lanes share.  lane: index among them.  SWAP: a lane of the upper half has its rows in
- * another order, row i ^ SWAP in the place of row i. */
+/* Stores rows that LANES adjacent lanes share.  lane: the caller's index among these lanes.  SWAP: the upper half of
+ * the lanes has the rows in another order, row i ^ SWAP in the place of row i. */
 template <bool VECTORS, int ROWS, int WORDS, int STEP, int LANES, int SWAP, class Where>
 GT_DEV void store_int8_state(const Int8State& state, const float* x, const Where& where, int lane,
                              const StepRounding& rounding, int64_t b, int64_t first_group) {
@@ -365,10 +370,11 @@ GT_DEV void store_int8_state(const Int8State& state, const float* x, const Where
 
 /* ---- host ---- */
 
-/* gt_prepare replaces the default 0; a struct that did not pass through gt_prepare may still hold 0. */
+/* Replaces the default 0 by GT_F32.  gt_prepare does so, too; this function serves structs that did not pass through
+ * it. */
 static inline gt_dtype dtype_or_fp32(gt_dtype dtype) { return dtype == GT_DTYPE_DEFAULT ? GT_F32 : dtype; }
 
-/* Whether every group of four numbers of a packed array can be loaded at once. */
+/* Returns whether one instruction can load each group of four adjacent numbers of a packed array. */
 static inline bool has_aligned_fours(const void* data, gt_dtype dtype) {
     return (uintptr_t)data % (uintptr_t)(4 * gt_dtype_bytes(dtype)) == 0;
 }

@@ -1,33 +1,37 @@
 /* gt/wkv4/backward.cuh - wkv4 backward, any size.
  *
- * The state is described by m, the weighted mean of the values so far, and l, the log of the sum of their weights.
- * Each token moves m and y between values that are there already: p = exp(k) / B after the token and r = exp(u + k) /
- * (B before it + exp(u + k)) are the token's shares, and
+ * m = A / B, the weighted mean of the values so far, and l = log B describe the state (gt_wkv4.cuh).  A token has two
+ * shares: p = exp(k) / B with B after the token, and r = exp(u + k) / (B + exp(u + k)) with B before it.  (This p is
+ * not the exponent p of the forward pass.)  With these shares
  *     y = (1 - r) m + r v        m <- (1 - p) m + p v        l <- log(exp(l + g) + exp(k))
  * Let M = dL/dm and L = dL/dl of the state after the token, and e = v - m for m before the token.  Then
  *     dy' = r (1 - r) e dy       dm' = p (1 - p) e M
  *     dv = r dy + p M            dk = dy' + dm' + p L         du += dy'        dg += (1 - p) L - dm'
  *     M <- (1 - p) M + (1 - r) dy                             L <- (1 - p) L - dm' - dy'
- * These formulas have no exponential: every factor is between 0 and 1, whatever the keys are.  1 - p and 1 - r are
- * computed as separate quotients.  As differences they would lose digits if a token has nearly all weight.
+ * The backward formulas have no exponentials: every factor is between 0 and 1, whatever the keys are.  The kernel
+ * computes 1 - p and 1 - r as quotients of their own.  As differences they would lose digits if a token has nearly all
+ * weight.
  *
- * TILE.  A block is one warp with 32 channels, a channel a lane.  It takes the segments of its strand in turn, and each
- * segment from its last chunk of CHECKPOINT = 32 tokens to its first:
+ * TILE.  A block is one warp with 32 channels, one channel per lane.  It takes the segments of its strand in turn (see
+ * strand_of).  In a segment it goes from the last chunk of CHECKPOINT = 32 tokens to the first, and through each chunk
+ * twice:
  *     forwards    from the chunk's checkpoint, token by token: stores p, 1 - p, r, 1 - r and e in shared memory
  *     backwards   takes M and L back through the chunk, and computes dv and dk
- * GRID strands * ceil(D / 32).
- * SHARED MEMORY: two stages of k, v and dy, 12 KB, or 24 KB in fp32; shares and e, 20 KB.  The next chunk is copied
- * while one is computed: 6 KB a warp.
- * REGISTERS: 24 loaded values, a state, M and L, sums: 128.
- * ISSUE SLOTS a token and channel: forwards 30, backwards 32.  The special function unit takes 4 of them, 8 clocks
- * each.  With one warp a scheduler (B8 D2048) the time that the bytes need has 62 slots a token.
- * BYTES a token and channel, bf16: k, v, dy, dv, dk 2 each; a checkpoint 12 / 32.
- * SEGMENTS.  Through a segment, from its end E to its start S, M and L become
+ * GRID: strands * ceil(D / 32).
+ * SHARED MEMORY: two stages of k, v and dy, 12 KB, or 24 KB in fp32; shares and e, 20 KB.  While a warp computes one
+ * chunk, it copies the next one: 6 KB are in flight per warp.
+ * REGISTERS: 24 loaded values, a state, M and L, and sums; 128 in all.
+ * ISSUE SLOTS per token and channel: forwards 30, backwards 32.  The special function unit takes 4 of them, 8 clocks
+ * each.  B = 8 with D = 2048 gives one warp per scheduler.  In the time that the bytes need, a scheduler has 62 slots
+ * per token.
+ * BYTES per token and channel, bf16: k, v, dy, dv and dk 2 each; a checkpoint 12 / 32.
+ * SEGMENTS.  Through a segment of n tokens, from its end E to its start S, M and L become
  *     M_S = c M_E + x        L_S = c L_E + c (m_S - m_E) M_E + y        c = exp(n g + l_S - l_E)
- * A local pass, over all segments but the first, stores c, c (m_S - m_E), x and y.  The last segment starts from
- * dstate_out, so its x and y are M and L.  In the final pass each block goes through the segments behind its own.
- * dw and du are summed over a chunk, then over a strand in two terms; reduce_rows adds the strands.  Every order is
- * fixed: deterministic. */
+ * The local pass, over all segments except the first, stores c, c (m_S - m_E), x and y.  The last segment starts from
+ * dstate_out, so its x and y are M_S and L_S.  In the final pass each block applies these formulas for all segments
+ * after its own.
+ * dw and du are summed over a chunk, then over a strand in two terms; reduce_rows adds the strands.  All sums have a
+ * fixed order, so results are deterministic. */
 #ifndef GT_WKV4_BACKWARD_CUH
 #define GT_WKV4_BACKWARD_CUH
 
@@ -41,14 +45,15 @@ struct BackwardParams {
     const float *checkpoints, *state_in, *dstate_out;
     int state_in_shared;
     int is_local;      /* the local pass, which writes only segments.states */
-    float* dstate_in;  /* NULL if not wanted or if shared */
-    float* dstate_sum; /* [strands,3,D]: sum over all sequences of a strand, or NULL */
+    float* dstate_in;  /* NULL if the caller does not want it, or if the sequences share a state */
+    float* dstate_sum; /* for a shared state: [strands,3,D], the sum over the sequences of a strand; or NULL */
     void *dk, *dv;
     gt_stride dk_stride, dv_stride;
     float *dw, *du; /* [strands,D] or NULL */
 };
 
-/* A stage has three arrays: k, v and dy.  Behind the stages lie the shares of every token, then e of every token. */
+/* Layout of shared memory.  A stage has three arrays: k, v and dy.  Behind the stages lie the shares of every token,
+ * then e of every token. */
 template <class T>
 struct BackwardTile {
     static constexpr int ARRAY = CHECKPOINT * Row<T>::BYTES, STAGE = 3 * ARRAY;
@@ -72,7 +77,7 @@ struct alignas(16) Shares {
     float p, not_p, r, not_r;
 };
 
-/* Address of the shares of the lane's channel.  The second function gives the address of its e. */
+/* Return the addresses of the shares and of e of token t, for the lane's channel. */
 template <class T>
 GT_DEV uint32_t shares_at(int t) {
     return smem_base() + (uint32_t)(BackwardTile<T>::SHARES + 16 * (32 * t + lane_id()));
@@ -82,7 +87,7 @@ GT_DEV uint32_t difference_at(int t) {
     return smem_base() + (uint32_t)(BackwardTile<T>::DIFFERENCES + 4 * (32 * t + lane_id()));
 }
 
-/* Takes COUNT tokens of a chunk from t on, forwards: stores their shares and e. */
+/* Goes forwards through COUNT tokens of a chunk, from t on, and stores their shares and e. */
 template <class T, bool PLAIN, int COUNT>
 GT_DEV void share_tokens(State& s, float& mean, const Channel& c, uint32_t stage, int t) {
     using Tile = BackwardTile<T>;
@@ -111,14 +116,15 @@ GT_DEV void share_chunk(State& s, const Channel& c, uint32_t stage, int tokens) 
     for (; t < tokens; t++) share_tokens<T, PLAIN, 1>(s, mean, c, stage, t);
 }
 
-/* Addresses of the gradients of the lane's channel for one token.  They advance from token to token. */
+/* Addresses of dk and dv of one token, for the lane's channel.  They move back from token to token. */
 template <class T>
 struct Outputs {
-    T *dk, *dv; /* NULL: not wanted */
+    T *dk, *dv; /* NULL: the caller does not want this gradient */
     int64_t dk_step, dv_step;
 };
 
-/* Takes COUNT tokens from t on, backwards.  `out` is at the token behind them.  dg and du are sums over the chunk. */
+/* Goes backwards through COUNT tokens from t on.  `out` first points to the token after them.  dg and du are sums over
+ * the chunk. */
 template <class T, bool WRITES, int COUNT>
 GT_DEV void gradient_tokens(Gradient& G, uint32_t dy_at, int t, Outputs<T>& out, float& dg, float& du) {
     Shares x[COUNT];
@@ -167,8 +173,8 @@ GT_DEV void gradient_chunk(Gradient& G, uint32_t dy_at, int t, int tokens, Outpu
     if (WRITES) sums.dg.add(dg), sums.du.add(du);
 }
 
-/* The gradients of state_in, from G after the sequence's first token.  If state_in has no weight, its m is undefined,
- * but A and B still have gradients.  They come from the token's own values. */
+/* Returns the gradients of state_in (a, b and p), from G after the sequence's first token.  If state_in has no weight,
+ * m is undefined, but A and B still have gradients, which the first token's k, v and dy determine. */
 GT_DEV Three first_gradient(const Channel& c, const Gradient& G, const State& caller, float k, float v, float dy) {
     const State s = caller.a == 0.0f && caller.b == 0.0f ? neutral_state() : caller;
     Token token;
@@ -186,7 +192,8 @@ GT_DEV Three first_gradient(const Channel& c, const Gradient& G, const State& ca
     return {da, db, of_a + of_b};
 }
 
-/* How M and L pass through a segment, stored as [segment slot][4,D]. */
+/* How M and L change over a segment: c, c (m_S - m_E), x and y in the formulas at the top of this file.  Stored as
+ * [segment slot][4,D]. */
 struct Passage {
     float factor, slope, M, L;
 };
@@ -203,8 +210,9 @@ GT_DEV void store_passage(const Problem& in, const Channel& c, int64_t slot, con
     to[0] = x.factor, to[in.D] = x.slope, to[2 * in.D] = x.M, to[3 * in.D] = x.L;
 }
 
-/* Returns G after a segment: dstate_out, taken back through the segments behind this one.  If there are several
- * segments, the local pass keeps dstate_out in the slot of the first, because dstate_in may be the same array. */
+/* Returns G after a segment: dstate_out, taken back through the segments after this one.  If there are several
+ * segments, the local pass saves dstate_out in the slot of the first segment, because dstate_in may be the same
+ * array. */
 GT_DEV Gradient backward_start(const BackwardParams& p, const Channel& c, const Place& at) {
     const Problem& in = p.in;
     const int64_t first = at.span.segment_slot - at.number;
@@ -226,7 +234,7 @@ GT_DEV Gradient backward_start(const BackwardParams& p, const Channel& c, const 
         GT_UNROLL
         for (int j = 0; j < 4; j++) {
             if (i - j <= at.number) continue;
-            /* the last segment's G starts as 0 */
+            /* G starts as 0 here, since x and y of the last segment contain dstate_out. */
             G.L = fma_rn(next[j].factor, G.L, fma_rn(next[j].slope, G.M, next[j].L));
             G.M = fma_rn(next[j].factor, G.M, next[j].M);
         }
@@ -234,7 +242,7 @@ GT_DEV Gradient backward_start(const BackwardParams& p, const Channel& c, const 
     return G;
 }
 
-/* The gradient that a sequence without tokens passes on. */
+/* Returns dstate_in of a sequence without tokens, which is its dstate_out. */
 GT_DEV Three passed_gradient(const BackwardParams& p, const Channel& c, const Place& at) {
     return load_three(p.in, c, p.dstate_out, at.span.sequence);
 }
@@ -244,7 +252,7 @@ GT_DEV void finish_dstate(const BackwardParams& p, const Channel& c, const Place
     sums.dstate[0] += d.x, sums.dstate[1] += d.y, sums.dstate[2] += d.z;
 }
 
-/* One segment. */
+/* Goes backwards through one segment. */
 template <class T>
 GT_DEV void backward_segment(const BackwardParams& p, const Channel& c, bool is_plain, const Place& at,
                              bool& has_waited, Sums& sums) {
@@ -311,7 +319,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Channel& c, bool is_
         gradient_chunk<T, true>(G, dy_at, 0, is_first ? 1 : tokens, out, sums);
     }
     cp_async_wait<0>();
-    sync_warp(); /* no lane reads the tiles any more; copies of the next segment overwrite them */
+    sync_warp(); /* all lanes have read the tiles, which copies of the next segment overwrite */
     if (!p.is_local) return;
     const float log = (start.p - end.p) + (float)(span.end - span.first) * c.log;
     const float factor = end.b != 0.0f ? exp_accurate(log) * (start.b / end.b) : 1.0f;

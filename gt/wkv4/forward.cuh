@@ -1,24 +1,26 @@
 /* gt/wkv4/forward.cuh - wkv4 forward, any size: token by token.
  *
  *     y = share v + rest,  share = e / (b' + e),  rest = a' / (b' + e),  e = exp(k + u + g - p)
- *     a <- a' + exp(k - p) v,  b <- b' + exp(k - p)      a', b': the state, decayed, in units of exp(p), p = max(p, k)
+ *     a <- a' + exp(k - p) v,  b <- b' + exp(k - p)
+ * a' and b' are the decayed state in units of exp(p), with the new p = max(p, k).
  *
- * TILE.  A block is one warp with 32 channels, a channel a lane.  It takes the segments of its strand in turn, in tiles
- * of TOKENS tokens, 4 KB of k and v: 32 tokens, or 16 in fp32.  No warp waits for another.
- * GRID strands * ceil(D / 32).
- * SHARED MEMORY: STAGES tiles, 12 KB.  While one tile is read, cp.async fills STAGES - 1 others: 8 KB a warp.  With 4
- * warps on each of 132 multiprocessors 4 MB are in flight, which at 4.8 TB/s cover a latency of 0.9 microseconds.
- * REGISTERS: 16 loaded values, a state, a channel: 64.
- * ISSUE SLOTS a token and channel: loads and conversions 4, p 2, two exponentials 6, a and b 6, y 6, its store 4: 28.
- * The special function unit takes 3 of them, 8 clocks each.  B8 D2048 are 512 warps, one a scheduler; in the time that
- * the bytes need a scheduler has 37 slots a token.  The chain of dependent steps is short: a maximum for p, and two
- * products for a and b.
- * BYTES a token and channel, bf16: k, v, y 2 each; a checkpoint 12 / 32.
- * SEGMENTS.  If channels are few, a local pass stores the end state of every segment but the last.  It starts from a
- * neutral state, and the first segment from state_in.  In the final pass each block joins the states before its
- * segment, in order, from a few KB in the L2.  So there are two launches.  The second finds k and v in the L2, if they
- * fit there.
- * A lane takes the tokens of its channel one after another: deterministic. */
+ * TILE.  A block is one warp with 32 channels, one channel per lane.  It takes the segments of its strand in turn (see
+ * strand_of), in tiles of TOKENS tokens, 4 KB of k and v: 32 tokens, or 16 in fp32.  No warp waits for another.
+ * GRID: strands * ceil(D / 32).
+ * SHARED MEMORY: STAGES tiles, 12 KB.  While a warp reads one tile, cp.async fills STAGES - 1 others: 8 KB per warp.
+ * With 4 warps on each of 132 multiprocessors, 4 MB are in flight.  At 4.8 TB/s this covers a latency of 0.9
+ * microseconds.
+ * REGISTERS: 16 loaded values, a state, and the parameters of a channel; 64 in all.
+ * ISSUE SLOTS per token and channel: loads and conversions 4, p 2, two exponentials 6, a and b 6, y 6, its store 4;
+ * together 28.  The special function unit takes 3 of them, 8 clocks each.  B = 8 with D = 2048 gives 512 warps, one per
+ * scheduler.  In the time that the bytes need, a scheduler has 37 slots per token.  The chain of dependent steps is
+ * short: a maximum for p, and two products for a and b.
+ * BYTES per token and channel, bf16: k, v and y 2 each; a checkpoint 12 / 32.
+ * SEGMENTS.  If there are few channels, sequences are cut into segments, and forward makes two launches.  The local
+ * pass stores the end state of every segment except the last.  A segment starts from a neutral state there, the first
+ * segment from state_in.  In the final pass each block joins the states of the segments before its own, in order; these
+ * are a few KB in the L2.  The final pass finds k and v in the L2, too, if they fit there.
+ * A lane processes the tokens of its channel one after another, so results are deterministic. */
 #ifndef GT_WKV4_FORWARD_CUH
 #define GT_WKV4_FORWARD_CUH
 
@@ -45,9 +47,9 @@ struct ForwardTile {
 
 constexpr int FORWARD_SMEM = 3 * 4096;
 
-/* First state of a segment: joins state_in and the end states of the segments before it.  If there are several
- * segments, the local pass keeps state_in in the slot of the last.  The reason: state_out may be the same array as
- * state_in, and the final pass may write it before another block has read state_in. */
+/* Returns the first state of a segment: joins state_in and the end states of the segments before it.  If there are
+ * several segments, the local pass saves state_in in the slot of the last segment.  state_out may be the same array as
+ * state_in, so the final pass may overwrite state_in before another block has read it. */
 GT_DEV State forward_start(const ForwardParams& p, const Channel& c, const Place& at) {
     const Problem& in = p.in;
     const int64_t first = at.span.segment_slot - at.number, kept = first + at.count - 1;
@@ -72,8 +74,8 @@ GT_DEV State forward_start(const ForwardParams& p, const Channel& c, const Place
     return s;
 }
 
-/* Takes COUNT tokens of a tile from t on, and advances y.  y is stored after all COUNT tokens, because a branch between
- * two tokens would stop the compiler from mixing their instructions. */
+/* Processes COUNT tokens of a tile from t on, and advances y.  The function stores y after all COUNT tokens, because a
+ * branch between two tokens would stop the compiler from interleaving their instructions. */
 template <class T, bool PLAIN, bool HAS_Y, int COUNT>
 GT_DEV void forward_tokens(State& s, const Channel& c, uint32_t k_at, uint32_t v_at, int t, T*& y, int64_t y_step) {
     float k[COUNT], v[COUNT];
@@ -104,7 +106,7 @@ GT_DEV void forward_tile(State& s, const Channel& c, uint32_t tile, int tokens, 
     for (; t < tokens; t++) forward_tokens<T, PLAIN, HAS_Y, 1>(s, c, tile, v_at, t, y, y_step);
 }
 
-/* Passes on the state of a sequence without tokens. */
+/* Copies state_in to state_out for a sequence without tokens. */
 GT_DEV void pass_state(const ForwardParams& p, const Channel& c, const Place& at) {
     if (!p.state_out || p.is_local) return;
     const Three x = load_three(p.in, c, p.state_in, p.state_in_shared ? 0 : at.span.sequence);
@@ -167,7 +169,7 @@ forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         cp_async_wait<0>();
-        sync_warp(); /* no lane reads the tiles any more; copies of the next segment overwrite them */
+        sync_warp(); /* all lanes have read the tiles, which copies of the next segment overwrite */
         if (p.is_local) {
             normalise(s);
             store_three(in, c, in.segments.states, span.segment_slot, s.a, s.b, s.p);

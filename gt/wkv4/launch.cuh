@@ -1,5 +1,5 @@
-/* gt/wkv4/launch.cuh - wkv4 on the current GPU: its plans and launches.  gt/recurrence/driver.cuh has the order of
- * launches and the C functions. */
+/* gt/wkv4/launch.cuh - wkv4 on the current GPU: plans and launches.  gt/recurrence/driver.cuh has the order of the
+ * launches and implements the C functions. */
 #ifndef GT_WKV4_LAUNCH_CUH
 #define GT_WKV4_LAUNCH_CUH
 
@@ -24,10 +24,12 @@ static inline gt_status dispatch(gt_dtype dtype, const Launch& launch) {
 
 static inline int64_t tiles_of(const gt_wkv4_args& a) { return (a.D + CHANNELS - 1) / CHANNELS; }
 
-/* Warps of a pass on a multiprocessor, and the fewest tokens of a segment that make up for a second read. */
+/* WARPS: warps of a pass that a multiprocessor should have.  LEAST: the fewest tokens of a segment; with fewer,
+ * segments gain less than the second read of the inputs costs. */
 constexpr int FORWARD_WARPS = 6, FORWARD_LEAST = 256, BACKWARD_WARPS = 6, BACKWARD_LEAST = 256;
 
-/* Number of segments that gives `warps` warps to every multiprocessor, but each segment has `least` tokens or more. */
+/* Returns the number of segments that gives `warps` warps to every multiprocessor.  Each segment has at least `least`
+ * tokens. */
 static inline int64_t segments_for(const gt_wkv4_args& a, int warps, int least, const Device& device) {
     return choose_segments(sequences_of(a), a.segments, tiles_of(a), warps * (int64_t)device.multiprocessors, least,
                            CHECKPOINT);
@@ -52,7 +54,7 @@ static inline Problem problem_of(const gt_wkv4_args& a, bool has_dy) {
     return in;
 }
 
-/* rows: values that a segment stores for a channel. */
+/* Cuts the sequences into segments.  rows: how many values a segment stores for each channel. */
 static inline void cut_problem(Problem& in, Arena& arena, int64_t segments, int rows) {
     in.segments = cut_segments(arena, in.sequences, segments, CHECKPOINT, rows * in.D, 0);
 }
@@ -61,7 +63,7 @@ static inline float* take_states(Arena& arena, const gt_wkv4_args& a) {
     return arena.take<float>(a.B * chunk_slots(sequences_of(a), CHECKPOINT) * 3 * a.D);
 }
 
-/* Number of strands: one for each segment of each sequence, but no more than `room` blocks in all. */
+/* Returns the number of strands: one for each segment of each sequence, but no more than `room` blocks allow. */
 static inline int64_t strands_for(const Problem& in, int64_t room) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.tiles, room);
 }
@@ -157,7 +159,7 @@ static inline BackwardPlan plan_backward(const gt_wkv4_args& a, const Device& de
     plan.states.checkpoints = states;
     p.in = problem_of(a, true);
     cut_problem(p.in, arena, segments_for(a, BACKWARD_WARPS, BACKWARD_LEAST, device), 4);
-    /* A call without tokens only passes gradients of states on. */
+    /* A call without tokens only copies dstate_out to dstate_in. */
     const int64_t all = strands_for(p.in, grid_room(p.in.sequences, 64, device));
     const int64_t strands = a.T > 0 || a.dstate_in ? all : 0;
     plan.blocks = strands * p.in.tiles;

@@ -1,4 +1,5 @@
-/* gt/wkv4/problem.cuh - code that all kernels of wkv4 share: the arguments, one channel, one token, tiles. */
+/* gt/wkv4/problem.cuh - code that all kernels of wkv4 share: arguments, the state of a channel, one token, tiles of
+ * tokens.  gt_wkv4.cuh explains A, B, a, b, p, g and u. */
 #ifndef GT_WKV4_PROBLEM_CUH
 #define GT_WKV4_PROBLEM_CUH
 
@@ -8,15 +9,15 @@
 namespace gt {
 namespace wkv4 {
 
-constexpr int CHANNELS = 32;   /* channels of a block: one warp, a channel a lane */
-constexpr int CHECKPOINT = 32; /* tokens */
+constexpr int CHANNELS = 32;   /* channels of a block, which is one warp: one channel per lane */
+constexpr int CHECKPOINT = 32; /* tokens of a chunk, which begins with a state that forward saves for backward */
 constexpr int UNROLL = 8;      /* tokens whose loads from shared memory are in flight together */
 
 /* The prepared arguments of a call, as every kernel gets them. */
 struct Problem {
     Sequences sequences;
-    Segments segments; /* states [slot][3,D]; backward: [slot][4,D] */
-    int64_t D, tiles;  /* tiles: of channels */
+    Segments segments; /* segments.states: [slot][3,D]; in backward [slot][4,D] */
+    int64_t D, tiles;  /* tiles: tiles of channels, one per block */
     gt_dtype dtype;
     gt_decay decay;
     int has_vectors; /* rows of k, v and dy are aligned to 16 bytes */
@@ -27,9 +28,9 @@ struct Problem {
 
 /* ---- one channel --------------------------------------------------------------------------------------------- */
 
-/* A channel's sums: A = a exp(p), B = b exp(p).  At the start of a tile b is 0 or, unless the state grows, 2^-20 to
- * 2^40.  Within a tile of at most 32 tokens b decays by at most exp(-64).  So a value that is flushed to 0 is less than
- * 2^-30 of a sum. */
+/* The state of a channel: A = a exp(p), B = b exp(p).  At the start of a tile, b is 0 or from 2^-20 to 2^40, unless the
+ * state grows.  Within a tile of at most 32 tokens b decays by a factor of exp(-64) at most.  So a value that is
+ * flushed to 0 is less than 2^-30 of a sum. */
 struct State {
     float a, b, p;
 };
@@ -44,17 +45,17 @@ struct Channel {
     bool exists;
     float log;   /* g, the log of the decay */
     float slope; /* derivative of g with respect to w */
-    /* For g above -2: exp(g) - 1, by which a and b are scaled.  This form keeps small decays in fp32. */
+    /* exp(g) - 1 if |g| <= 2, else 0; a and b are scaled by 1 + delta.  This form is accurate for decays near 1. */
     float delta;
-    float whole; /* for other decays: g itself, which is added to p */
+    float whole; /* g if |g| > 2, else 0; it is added to p */
     float u;
-    float factor; /* exp(u + g), with which y can read the state after its decay */
+    float factor; /* exp(u + g).  y uses the state after its decay, so the token's weight in y gets exp(g), too */
 };
 
 constexpr float LARGEST_LOG = 1e30f, STRONG_DECAY = -2.0f;
 
-/* If |u + g| exceeds this, exp(u + g) times a weight leaves fp32, or the state's weight is lost.  Then y has weights of
- * its own. */
+/* Limit of |u + g|.  Beyond it, exp(u + g) times a weight may leave the range of fp32, or the state's weight may be
+ * lost.  Then y has weights of its own (Token::meet without PLAIN). */
 constexpr float LARGEST_BONUS = 40.0f;
 
 GT_DEV float bounded(float x) { return x > LARGEST_LOG ? LARGEST_LOG : x < -LARGEST_LOG ? -LARGEST_LOG : x; }
@@ -77,8 +78,8 @@ GT_DEV Channel channel_of(const Problem& in, int64_t d) {
 /* Returns whether exp(u + g) can be a factor for all channels of the warp. */
 GT_DEV bool has_plain_bonus(const Channel& c) { return !warp_any(!(fabsf(c.u + c.log) <= LARGEST_BONUS)); }
 
-/* Scales b back to about 1, if it is far from 1.  p changes by a number that fp32 holds.  A very large p cannot take
- * the change.  In that case p stays, and only a and b are scaled. */
+/* Scales b back to about 1 if it is far from 1, and changes p to match.  The factor of a and b accounts for the
+ * rounding of p.  If p is so large that fp32 cannot add the change, p stays and only a and b are scaled. */
 GT_DEV void normalise(State& s) {
     if ((s.b >= 0x1p-20f && s.b <= 0x1p40f) || !(s.b > 0.0f) || s.b > FLT_MAX) return;
     const int exponent = (int)(as_uint(s.b) >> 23) - 127;
@@ -87,7 +88,7 @@ GT_DEV void normalise(State& s) {
     s.a *= factor, s.b *= factor, s.p = p;
 }
 
-/* log(exp(log) first + second).  log: the log of the decay through the tokens of `second`. */
+/* Returns exp(log) first + second.  log: the log of the decay over the tokens of `second`. */
 GT_DEV State join(const State& first, float log, const State& second) {
     const float p = first.p + log, q = fmaxf(p, second.p);
     /* (first.p - q) keeps p's rounding error, unless p is too large. */
@@ -104,14 +105,16 @@ GT_DEV float exp_of(float x) {
     return EXACT ? exp_accurate(x) : exp_fast(x);
 }
 
-/* A token with key k after a state.  Both are in units of exp(p). */
+/* A token that meets a state.  All weights are in units of exp(p). */
 struct Token {
     float a, b, p;     /* a, b and p of the decayed state */
-    float weight;      /* exp(k) */
+    float weight;      /* exp(k - p) */
     float share, rest; /* y = share v + rest */
-    float others;      /* 1 - share, without the cancellation of that difference */
+    float others;      /* 1 - share, computed without a subtraction, which would cancel digits */
 
-    /* EXACT: for values in fp32.  There gradients would add up the error of exp_fast over all tokens. */
+    /* Computes the fields for a token with key k after state s.  PLAIN: c.factor is in range (has_plain_bonus).  EXACT:
+     * use exp_accurate.  fp32 activations need it, because gradients would add up the errors of exp_fast over all
+     * tokens. */
     template <bool PLAIN, bool HAS_Y, bool EXACT>
     GT_METHOD void meet(const State& s, const Channel& c, float k) {
         const float decayed = s.p + c.whole;
@@ -135,8 +138,8 @@ struct Token {
 
 /* ---- where a block works --------------------------------------------------------------------------------------- */
 
-/* A block has one tile of channels and one strand, number block_x() / tiles.  With S strands, strand s takes segments
- * s, s + S and so on of the sequences. */
+/* A block has one tile of channels and belongs to strand block_x() / tiles.  A strand is one block for each tile of
+ * channels.  With S strands, strand s takes items s, s + S, ...  An item is a segment of a sequence. */
 GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
 GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / in.tiles; }
 GT_DEV int64_t strand_of(const Problem& in) { return block_x() / in.tiles; }
@@ -144,8 +147,8 @@ GT_DEV int64_t strand_of(const Problem& in) { return block_x() / in.tiles; }
 /* A segment and its position in its sequence. */
 struct Place {
     Span span;
-    int64_t number, count; /* number of this segment; segments of the sequence */
-    int64_t length;        /* tokens of every segment but the last */
+    int64_t number, count; /* index of this segment in its sequence; number of segments of the sequence */
+    int64_t length;        /* tokens of every segment except the last */
 };
 
 GT_DEV Place place_of(const Problem& in, int64_t item) {
@@ -157,7 +160,7 @@ GT_DEV Place place_of(const Problem& in, int64_t item) {
             segment_length(in.sequences, cut, CHECKPOINT, seq.tokens)};
 }
 
-/* Three values of a channel, in rows of a state [3,D].  They are 0 if the channel does not exist. */
+/* Three values of a channel: a column of a state [3,D].  They are 0 if the channel does not exist. */
 struct Three {
     float x, y, z;
 };
@@ -179,14 +182,14 @@ GT_DEV State load_state(const Problem& in, const Channel& c, const float* rows, 
     return {x.x, x.y, x.z};
 }
 
-/* The state for the caller's numbers. */
+/* Returns the state for three numbers of the caller.  a = b = 0 means the neutral state. */
 GT_DEV State state_of(const Three& x) { return x.x == 0.0f && x.y == 0.0f ? neutral_state() : State{x.x, x.y, x.z}; }
 
 GT_DEV State load_state_in(const Problem& in, const Channel& c, const float* rows, int64_t row) {
     return state_of(load_three(in, c, rows, row));
 }
 
-/* The state that a caller gets: the same state, scaled to b = 1. */
+/* Returns the form of a state that the caller gets: the same state with b = 1. */
 GT_DEV Three state_of_caller(State s) {
     normalise(s);
     if (s.b == 0.0f) return {0.0f, 0.0f, 0.0f};
@@ -203,7 +206,7 @@ struct Row {
     static constexpr int BYTES = CHANNELS * (int)sizeof(T), PARTS = BYTES / 16, AT_ONCE = 32 / PARTS;
 };
 
-/* Starts copies of the block's channels for up to TOKENS tokens from `first` on, to [TOKENS][CHANNELS] at `to`.
+/* Starts to copy the block's channels of `tokens` tokens, from `first` on, to an array [TOKENS][CHANNELS] at `to`.
  * Channels that do not exist become 0. */
 template <class T, int TOKENS>
 GT_DEV void copy_rows(const Problem& in, const Channel& c, uint32_t to, const void* data, gt_stride stride, int64_t b,
@@ -235,7 +238,7 @@ GT_DEV void copy_rows(const Problem& in, const Channel& c, uint32_t to, const vo
     }
 }
 
-/* A lane's value of one token of a tile. */
+/* Returns the lane's value of token t of a tile. */
 template <class T>
 GT_DEV float value_at(uint32_t tile, int t) {
     const T x = lds<T>(tile + (uint32_t)(t * Row<T>::BYTES + lane_id() * (int)sizeof(T)));

@@ -1,11 +1,13 @@
 /* gt/wkv4/step.cuh - wkv4 step: 1 to 16 new tokens of every batch element.  States lie in slots and are updated in
  * place.
  *
- * A thread has one channel of one batch element; no thread waits for another.  After every token the state is converted
- * to the caller's form and back, which rounds the state.  So T tokens give the bits of T steps of one token.
- * GRID B * ceil(D / 128), block 128 threads.  No shared memory.
- * REGISTERS: a state, a channel, the next token.
- * BYTES a channel: the state in and out, 24; w and u, 8, from the L2.  A token and channel, bf16: k, v, y 2 each. */
+ * A thread has one channel of one batch element; no thread waits for another.  After every token the kernel converts
+ * the state to the caller's form and back, which rounds it.  So a call with T tokens gives the same bits as T calls
+ * with one token.
+ * GRID: B * ceil(D / 128).  Block: 128 threads.  No shared memory.
+ * REGISTERS: a state, the parameters of a channel, the next token.
+ * BYTES per channel: the state in and out, 24; w and u from the L2, 8.  Per token and channel, bf16: k, v and y 2
+ * each. */
 #ifndef GT_WKV4_STEP_CUH
 #define GT_WKV4_STEP_CUH
 
@@ -51,7 +53,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
         if (t + 1 < tokens) {
             key = Element<T>::load(k, (t + 1) * in.k_stride.t), value = Element<T>::load(v, (t + 1) * in.v_stride.t);
         }
-        Token token = {}; /* set below before any read, but nvcc does not see this */
+        Token token = {}; /* meet() sets it before any read, but nvcc would warn */
         if (is_plain)
             token.meet<true, true, EXACT>(s, c, this_key);
         else

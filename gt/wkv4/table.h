@@ -1,4 +1,5 @@
-/* gt/wkv4/table.h - describes wkv4 to the checks of arguments (plain C, shared with the stubs and the CPU twin). */
+/* gt/wkv4/table.h - wkv4's table for the argument checks of gt_prepare (plain C, shared with the stubs and the CPU
+ * twin). */
 #ifndef GT_WKV4_TABLE_H
 #define GT_WKV4_TABLE_H
 

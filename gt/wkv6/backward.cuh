@@ -1,63 +1,72 @@
 /* gt/wkv6/backward.cuh - backward of a chunk, on tensor cores: N = V in 32, 64, 128.
  *
- * The kernel takes all chunks of 64 tokens in parallel, since S before and G after each chunk are known.  A chunk has
- * four sub-chunks a, b, ... of 16 tokens.  Let c_t = -log2 of the decays before token t of its sub-chunk, c_16 = -log2
- * of the decay over the whole sub-chunk, and E = 2^-c_16.  Then
+ * The kernel processes all chunks of 64 tokens in parallel, since S before and G after each chunk are known.  A chunk
+ * has four sub-chunks of 16 tokens; a and b below number them.  Let c_t = -log2 of the decays before token t of its
+ * sub-chunk, c_16 = -log2 of the decay over the whole sub-chunk, and E = 2^-c_16.  Then
  *     R_t = r_t 2^-c_t (from the sub-chunk's start)        K_t = k_t 2^(c_(t+1) - c_16) (to its end)
  *     C_ij = <dy_i, v_j>
- * R (for a scale of y of 1) and K never exceed r and k.  A row of sub-chunk a (or b) gets one factor E for each
- * sub-chunk between, by Horner's rule:
+ * K never exceeds k.  R never exceeds r if the scale of y is 1.  Between sub-chunks every term gets one factor E for
+ * each sub-chunk that it crosses, by Horner's rule:
  *     X_a = (..((S dy_a . E_0 + C_a0 K_0) . E_1 + C_a1 K_1) ..) . E_a + tril(C_aa) K_a
  *     Z_b = (..((G v_b . E_3 + C_3b^T R_3) . E_2 + C_2b^T R_2) ..) . E_b + triu(C_bb^T) R_b
  *     dr_i = 2^-c_i (2^c_16 X_i) + k_(i-1) C_(i,i-1) + u k_i C_ii
  *     dk_j = 2^c_(j+1) Z_j + r_(j+1) C_(j+1,j) + u r_j C_jj
  *     dv_b = (K_b 2^c_16 R_b^T)' dy_b + K_b R_(b+1)^T dy_(b+1) + K_b E_(b+1) R_(b+2)^T dy_(b+2) .. + K_b E.. G
- * Neighbours i = j+1 have no decay between them.  X and Z omit them (tril, triu: two off the diagonal), so every term
- * of X and Z carries at least one decay.  dg starts with the pairs of tokens across the chunk's first token.  At every
- * token some pairs begin and some end:
+ * (..)' keeps the pairs with later tokens i > j and has the bonus sum_n r u k on the diagonal.
+ * Neighbours i = j+1 have no decay between them.  X and Z omit these pairs and i = j: tril and triu begin two off the
+ * diagonal.  So every term of X and Z contains at least one decay.
+ * dg_t sums the pairs of tokens that span token t.  dg_0 has the pairs that span the chunk's first token.  At every
+ * further token some pairs begin and some end:
  *     dg_0 = E_0..E_3 . rowsum(S . G) + sum_{i>0} R_i (S dy_i)
  *     dg_t = dg_(t-1) + K_(t-1) 2^c_16 Z_(t-1) - R_t 2^c_16 X_t
  * The subtraction removes only terms that are in dg of some token of the chunk.  A pair has the same rounded operands
  * in X and in Z, so dg subtracts the same value that it added, up to fp32's rounding.
- * Forward bounds 2^c_16 with STRONG_DECAY_LIMIT.  A slice of a chunk takes the strong-decay path
+ * STRONG_DECAY_LIMIT limits c_16, as in forward.  A slice of a chunk takes the strong-decay path
  * (backward_strong_decay.cuh) if a sub-chunk exceeds the limit, or if its raw decays differ too much (is_strong).
- * A scale s of y is a factor of R (2^-(c_t - log2 s)), and so of Z, A and, from the reverse state pass, G.  X does not
- * contain s, so dr multiplies by s together with its last factor.  Products of neighbours, C_tt, and u in the bonus are
- * multiplied by s separately.
+ * The scale s of y is a factor of R, which is r_t 2^-(c_t - log2 s).  So Z and A contain s; G contains s from the
+ * reverse state pass (states.cuh).  X does not contain s, so the last factor of dr does.  The products C_tt and
+ * C_(t,t-1), and u in the bonus, are multiplied by s separately.
  *
- * In bf16 two rounding errors make up half of dw's error, more than the limit for a single head.  The rounding of S
- * gives all tokens of a slow channel's chunk one common error of dg.  The rounding of G adds up from the chunk's start
- * to its end.  The reverse state pass has G in fp32, and S before and after the chunk.  It computes, with E = E_0..E_3,
+ * Rounding in bf16.  Two rounding errors cause half of the error of dw; for a single head this is more than the limit.
+ * The rounding of S adds the same error to dg of all tokens of the chunk, in channels with slow decay.  The rounding of
+ * G causes an error of dg that grows from the chunk's start to its end.  The reverse state pass has G in fp32, and S
+ * before and after the chunk.  From its row sums this kernel gets, with E = E_0..E_3,
  *     lost = E . rowsum((G - bf16(G)) . (S after - S before))       end = rowsum(S after . G)
- * lost approximates the error of dg_64.  end approximates dg_64, with the rounding of another S.  So
+ * `lost` approximates the error of dg_64 that the rounding of G causes.  `end` approximates dg_64 from another S, which
+ * has another rounding error.  So
  *     dg_t += t/64 . lost + E/2 . (end - lost - dg_64)
- * where t is the first token of a part of a sub-chunk.  The factor E is there because the past counts less, the faster
- * a channel forgets.  The last chunk of a sequence has no `end`: its G is 0, so S causes no error there.  The first
- * chunk omits the correction if S before it is 0: S then causes no error either (and dg_0 = 0).
+ * where t is the first token of a part of a sub-chunk.  E is a factor because the past counts less in channels that
+ * forget faster.  The last chunk of a sequence has no `end`: its G is 0, so S causes no error there.  The first chunk
+ * omits the correction if S before it is 0, because then S causes no error either (and dg_0 = 0).
  *
- * grid (chunk slots)*B*H, so that neighbouring blocks read whole rows of tokens; block 8 warps.  For packed sequences
- * the grid is smaller (most_blocks), and blocks take work in turn.  Phases of a chunk, with barriers between:
- *   copy      two warps a tensor; the block waits for r, k, w first, for v, dy, S, G one phase later
- *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
- *   products  a warp a sub-chunk for dv, another for X, then Z
- *   store     X and Z, over v, dy, S, G
- *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shuffles, over sub-chunks by shared memory; dw
- * Channels go in slices of 64 (N = 128: two slices; registers keep dv across them).  bf16 with N = 128 has one slice if
- * a block may have 227 KB: then C and A are computed once, and there are half as many barriers.  With 99 KB slices have
- * 32 channels.  In that case G does not lie in outputs, since dk of the first slice would overwrite G of the second.
+ * grid: (chunk slots)*B*H, so that neighbouring blocks read whole rows of tokens.  For packed sequences the grid is
+ * smaller (most_blocks), and blocks take work in turn.  block: 8 warps.  Phases of a chunk, with barriers between them:
+ *   copy      Two warps copy each tensor.  The block waits for r, k, w first, and for v, dy, S, G one phase later.
+ *   prepare   A thread has 2 channels of PART tokens.  It computes R, K, E, 2^c_16 and its part of the bonus.
+ *   products  For every sub-chunk one warp computes dv, and another warp computes X and then Z.
+ *   store     X and Z overwrite v, dy, S, G in shared memory.
+ *   finish    A thread has the same tokens as in prepare.  It computes dr, dk and du, then running sums of dg, over
+ *             parts by shuffles and over sub-chunks by shared memory, then dw.
+ * A block processes its channels in slices of 64.  N = 128 has two slices, and registers keep dv across them.  bf16
+ * with N = 128 has one slice if a block may have 227 KB: then C and A are computed once, with half as many barriers.
+ * With 99 KB, slices have 32 channels.  In that case G does not lie in outputs (states.cuh), since dk of the first
+ * slice would overwrite G of the second.
  * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one slice:
  * 128, 64, 96.
- * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are stored as bf16; this rounds them by 2^-9, as
- * outputs are rounded.  Row sums come from the reverse state pass, where G is fp32.  f16: S is stored as fp32 and
- * rounded here.  The reverse state pass rounds G to f16 with a power of two a row.  This kernel computes rowsum(S . G)
- * from the fp32 S.  X and Z are computed transposed, channels by tokens.  R and K are their left operands.  C^T is the
- * right one, in the order of its accumulators.  R, K, X, Z lie in fragments of two tokens by two channels.  These 16
- * bytes are a left operand, two right operands (of A), or a lane's accumulators of a tile.
+ * operands: S, G, v, dy have 16 bits; C, R, K, A are tf32.
+ *   bf16: S and G are stored as bf16.  This rounds them by 2^-9, as outputs are rounded.  Row sums come from the
+ *   reverse state pass, where G is fp32.
+ *   f16: S is stored as fp32 and rounded here.  The reverse state pass rounds G to f16 with a power of two for each
+ *   row.  This kernel computes rowsum(S . G) from the fp32 S.
+ *   X and Z are computed transposed, channels by tokens.  R and K are the left operands, and C^T, in the order of its
+ *   accumulators, is the right operand.
+ *   R, K, X, Z lie in fragments of two tokens by two channels, 16 bytes.  A fragment is a left operand, or two right
+ *   operands (of A), or a lane's accumulators of a tile.
  * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two blocks on a
  * multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of vectors; in four
  * slices: 16, 12, 32, 16, 16 KB.
  * tensor cores per sub-chunk, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
- * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
+ * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, of which G takes 128 bytes.
  * fp32 activations: see backward_fp32.cuh for the differences. */
 #ifndef GT_WKV6_BACKWARD_CUH
 #define GT_WKV6_BACKWARD_CUH
@@ -104,8 +113,8 @@ GT_DEV void add_from_G(const BackwardBlock<C>& me, SubChunkK<C>& left, float (&d
     }
 }
 
-/* SUMS_A: sums A of sub-chunk a with each later sub-chunk over the slices so far.  Returns false while more slices
- * follow. */
+/* SUMS_A: adds A of the warp's sub-chunk and sub-chunk a to the sum over the previous slices.  Returns false while more
+ * slices follow. */
 template <class C>
 GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
     const uint32_t addresses =
@@ -169,7 +178,7 @@ GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me, const 
 
 /* ---- the end of a slice, and the kernel ---- */
 
-/* Sums du of the slice over its sub-chunks, once all of them have stored their share. */
+/* Sums du of the slice over its sub-chunks.  All sub-chunks must have stored their share before. */
 template <class C>
 GT_DEV void store_du(const BackwardParams& p, const BackwardBlock<C>& me) {
     if (!p.du || thread_id() >= C::CHANNELS) return;
@@ -192,13 +201,13 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     const float2 u = lds<float2>(me.smem + C::U + 4 * (me.slice0 + own.channel));
     float h[PART][2], c[2], total[2];
     own.decays(p, w, h, c, total);
-    float to_end[2] = {total[0] - c[0] + p.log2_scale, total[1] - c[1] + p.log2_scale}; /* of dr */
+    float to_end[2] = {total[0] - c[0] + p.log2_scale, total[1] - c[1] + p.log2_scale}; /* log2 of the factor of dr */
     T* dr_row = row_of<T>(p, me, OF_DR, own.t0) + n;
     T* dk_row = row_of<T>(p, me, OF_DK, own.t0) + n;
     const int left_dr = p.tensors[OF_DR].data ? left : 0, left_dk = p.tensors[OF_DK].data ? left : 0;
     Raw k_before = raw.k(-1), r = raw.r(0);
     float2 near = lds<float2>(near_fragment(me, own.t0));
-    /* dg: divided by 2^c_16, and without the sums of earlier parts */
+    /* dg is divided by 2^c_16, and still lacks the sums of earlier parts. */
     float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f};
     GT_UNROLL
     for (int i = 0; i < PART; i += 2) {
@@ -240,7 +249,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         }
     }
     sum = {sum.x * growth.x, sum.y * growth.y};
-    float2 before = {0.0f, 0.0f}; /* sum over the earlier parts of the sub-chunk; `sum` includes this part */
+    float2 before = {0.0f, 0.0f}; /* sum over the earlier parts of the sub-chunk; `sum` will also include this part */
     for (int bit = C::LANES; bit < 32; bit *= 2) {
         du.x += shfl_xor(du.x, bit);
         du.y += shfl_xor(du.y, bit);
@@ -258,7 +267,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         sums[i / C::ROWSUM_PARTS].x += x.x;
         sums[i / C::ROWSUM_PARTS].y += x.y;
     }
-    /* first: dg of the chunk's first token, later of the part's first token */
+    /* first: dg of the chunk's first token; further below, dg of the part's first token */
     float2 first = sums[0], decay = {1.0f, 1.0f};
     GT_UNROLL
     for (int a = SUB_CHUNKS - 1; a >= 0; a--) { /* Horner's rule from the last sub-chunk */
@@ -268,7 +277,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         first.y = fma_rn(first.y, E.y, x.y);
         decay = {decay.x * E.x, decay.y * E.y};
     }
-    float2 end; /* dg of the chunk's end, minus the sum over the sub-chunks */
+    float2 end; /* the correction end - lost - dg_64; the sums of the sub-chunks are subtracted further below */
     if constexpr (C::KEEPS_BF16) {
         const float2 lost = {decay.x * sums[1].x, decay.y * sums[1].y};
         const float share = 1.0f / CHECKPOINT * (float)own.t0;
@@ -323,7 +332,7 @@ GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, S
     }
 }
 
-/* dv of the warp's sub-chunk, summed over the slices.  With one slice no sum has to be kept. */
+/* dv of the warp's sub-chunk, summed over the slices.  With a single slice there is no sum to keep. */
 template <class C, bool KEPT = (C::SLICES > 1)>
 struct ChunkValues {
     float dv[C::VALUE_TILES][4];
@@ -342,10 +351,10 @@ GT_DEV void make_slice(const BackwardParams& p, const BackwardBlock<C>& me, Stat
     }
 }
 
-/* Takes a whole slice on the strong-decay path.  A separate function keeps its registers out of the usual path. */
+/* Processes a whole slice on the strong-decay path.  A separate function keeps its registers out of the usual path. */
 template <class C>
 GT_DEV_CALL ChunkValues<C> strong_decay_slice(const BackwardParams& p, BackwardBlock<C> me, ChunkValues<C> values) {
-    constexpr int TOGETHER = C::THREADS / C::CHANNELS; /* sub-chunks at a time; N = 32 has spare threads */
+    constexpr int TOGETHER = C::THREADS / C::CHANNELS; /* sub-chunks that the block processes at a time */
     const int first = thread_id() / C::CHANNELS, channel = thread_id() % C::CHANNELS;
     StateRows<C> states;
     GT_NO_UNROLL
@@ -362,7 +371,7 @@ GT_DEV_CALL ChunkValues<C> strong_decay_slice(const BackwardParams& p, BackwardB
     return values;
 }
 
-/* Takes the chunk at an index of work, if there is one. */
+/* Processes the chunk at an index of work, if there is one. */
 template <class C>
 GT_DEV void backward_chunk(const BackwardParams& p, int work) {
     BackwardBlock<C> me;
@@ -387,7 +396,7 @@ GT_DEV void backward_chunk(const BackwardParams& p, int work) {
                 return;
             }
             me.index = here.index, me.G_index = here.G_index;
-            if constexpr (C::TF32X3) { /* r, k, w go to registers while other inputs are copied */
+            if constexpr (C::TF32X3) { /* load r, k, w to registers while other inputs are copied */
                 const int left = here.tokens() - own.t0;
                 const auto row = [&](int tensor) {
                     return global_row<float>(p, here, tensor, own.t0) + me.slice0 + own.channel;
@@ -395,7 +404,7 @@ GT_DEV void backward_chunk(const BackwardParams& p, int work) {
                 own.load_rows(p, row(OF_W), left, w);
                 const RawPart<C> raw(p, own, left, row(OF_R), row(OF_K));
                 copy_fp32_inputs<C>(p, me, here);
-                sync_threads(); /* u */
+                sync_threads(); /* u has arrived */
                 prepare_part<C>(p, me, own, raw, w);
                 if (me.makes_dv() && states.EARLY) states.load(p, me);
             } else {
@@ -445,8 +454,8 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     int work = block_x();
     if (C::TF32X3) wait_for_chain(); /* 16 bits: waits where S and G are read */
     init_chunk_mbarriers<C>(smem_base());
-    /* The goto gives this loop two entries, so that the compiler hoists nothing out of it.  take_work hides its two
-     * entries from ptxas; here that would cost spills. */
+    /* The goto gives this loop two entries, so that the compiler hoists nothing out of it.  take_work hides the second
+     * entry from ptxas; here that would cost spills. */
     if (p.sequences.cu_seqlens) goto next;
 here:
     backward_chunk<C>(p, work);

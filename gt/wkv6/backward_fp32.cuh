@@ -1,20 +1,24 @@
-/* gt/wkv6/backward_fp32.cuh - backward of a chunk (backward.cuh): the products of fp32 activations.
+/* gt/wkv6/backward_fp32.cuh - backward of a chunk: the products of fp32 activations.  backward.cuh explains the
+ * symbols.
  *
- * Every product becomes three, as in forward (TF32X3).  Operands are split as they are read.  Differences from 16 bits:
- *   - X and Z lie tokens by channels.  States, tokens, R and K are right operands there.  They are left operands for dv
- *     (values by tokens).  So each is read in the order of its registers.  The warps of X compute C once and keep it
- *     for Z, which needs its transpose: a fragment of two tokens by two serves both.
- *   - G overwrites S as soon as S is read; rowsum(S . G) is computed here.
- *   - r, k, w are read from memory again at the end.
- *   - Loops stay loops where registers allow.  Unrolled code exceeds the instruction cache (44 % of the samples waited
- *     for it).
- * Rows and columns in products of 16 (two steps of 8): rows g and g + 8 are tokens (values) 2g and 2g + 1; inner
- * indices j and j + 4 are neighbours.  Tiles 2m and 2m + 1 of X and Z have the even and the odd channels from 16m on.
- * So a lane has 4 adjacent channels, 4j.. of 16.
- * shared, N = 64: R, K 32 KB, v, dy 32 KB, S and then G 16 KB, C 10 KB, vectors 9 KB: 98 KB.
- * tensor cores per sub-chunk, N = 64: 3 x (64 + 64 S dy, G v; 40 C; 80 X, Z; 40 A; 40 + 64 dv) m16n8k8.
- * bytes: as many elements as in 16 bits, of 4 bytes each, and r, k, w and G once more from L2: 3.3 KB per token and
- * head. */
+ * Three tf32 products replace every product, as in forward (TF32X3).  Operands are split as they are read.  Differences
+ * from the kernels for 16 bits:
+ *   - X and Z are tokens by channels.  S, G, R and K are right operands there, and left operands for dv, which is
+ *     values by tokens.  So each operand is read in the order of its registers.  The warps of X compute C once and
+ *     store it for Z, which needs C transposed.  A fragment of two tokens by two tokens serves both.
+ *   - G overwrites S in shared memory as soon as S has been read.  rowsum(S . G) is computed here, not in the reverse
+ *     state pass.
+ *   - r, k and w are read from global memory again at the end.
+ *   - Most loops are not unrolled.  Unrolled code exceeds the instruction cache: 44 % of the samples of a profile
+ *     waited for it.
+ * Products have 16 inner indices, in two steps of 8.  Rows g and g + 8 are tokens (values) 2g and 2g + 1.  Inner
+ * indices j and j + 4 are neighbours.  Tiles 2m and 2m + 1 of X and Z have the even and the odd channels of 16m ... 16m
+ * + 15.  So a lane has 4 adjacent channels of these 16, from 4j on.
+ * shared, N = 64: R, K 32 KB; v, dy 32 KB; S and then G 16 KB; C 10 KB; vectors 9 KB; together 98 KB.
+ * tensor cores per sub-chunk, N = 64, m16n8k8: 3 x (64 for S dy + 64 for G v + 40 for C + 80 for X and Z + 40 for A +
+ * 104 for dv).
+ * bytes: as many elements as in 16 bits, of 4 bytes each; also r, k, w and G once more from L2.  Together 3.3 KB per
+ * token and head. */
 #ifndef GT_WKV6_BACKWARD_FP32_CUH
 #define GT_WKV6_BACKWARD_FP32_CUH
 
@@ -27,7 +31,7 @@ namespace wkv6 {
 
 template <int COUNT>
 struct HiLo {
-    float hi[COUNT], lo[COUNT]; /* hi: the part that tensor cores read; lo: the rest */
+    float hi[COUNT], lo[COUNT]; /* hi: the part of a number that tensor cores read; lo: the rest */
 
     GT_METHOD void set(int i, float x) {
         hi[i] = tf32_hi(x);
@@ -35,8 +39,9 @@ struct HiLo {
     }
     GT_METHOD void set4(int i, float4 x) { set(i, x.x), set(i + 1, x.y), set(i + 2, x.z), set(i + 3, x.w); }
 
-    /* Splits numbers whose order differs from the registers' order.  Arithmetic makes both parts.  With a mask the
-     * compiler would move x to its place for every product, since it knows which bits the tensor core drops. */
+    /* Splits numbers that are loaded in another order than the operand needs.  hi comes from a subtraction instead of a
+     * mask.  The compiler knows which bits the tensor core drops, so it would remove the mask and then move x for every
+     * product. */
     GT_METHOD void reorder4(int i, float4 x) {
         set4(i, x);
         hi[i] = x.x - lo[i], hi[i + 1] = x.y - lo[i + 1];
@@ -44,11 +49,12 @@ struct HiLo {
     }
 };
 
-/* Operands of two steps of 8, in elements [4 step + e] and [2 step + e]. */
+/* Operands of two steps of 8 inner indices: element e of a step is at [4 step + e] for a left operand, [2 step + e] for
+ * a right one. */
 using HiLoLeft = HiLo<8>;
 using HiLoRight = HiLo<4>;
 
-/* sum = a b.  The small products come first, because tensor cores truncate terms at the precision of the current
+/* sum = a b.  The small products come first, because tensor cores truncate each term at the precision of the current
  * sum. */
 GT_DEV void mma_16(float (&sum)[4], const HiLoLeft& a, const HiLoRight& b) {
     const auto add = [&](const float(&x)[8], const float(&y)[4]) {
@@ -73,8 +79,8 @@ GT_DEV void add_mma_16(float (&c)[4], const HiLoLeft& a, const HiLoRight& b) {
     for (int e = 0; e < 4; e++) c[e] += sum[e];
 }
 
-/* Loads two adjacent rows as the left operand of columns 16 kk... A lane has 4 adjacent values of a row; first: the
- * lane's piece of 16 bytes. */
+/* Loads 16 columns of two adjacent rows as a left operand.  A lane has 4 adjacent values of each row; row0 and row1 are
+ * the addresses of its values. */
 GT_DEV void load_two_rows(uint32_t row0, uint32_t row1, HiLoLeft& a) {
     const float4 x = lds<float4>(row0), y = lds<float4>(row1);
     a.reorder4(0, {x.x, y.x, x.y, y.y});
@@ -83,13 +89,13 @@ GT_DEV void load_two_rows(uint32_t row0, uint32_t row1, HiLoLeft& a) {
 
 /* ---- X and Z ------------------------------------------------------------------------------------------------ */
 
-/* X or Z of a sub-chunk. */
+/* X or Z of a sub-chunk, tokens by channels. */
 template <class C>
 struct RowSums {
     float tile[C::GROUPS][2][4];
 };
 
-/* sum = the warp's tokens at `from` times the slice of the state */
+/* sum = the tokens of the warp's sub-chunk at `from` (dy or v) times the slice of the state (S or G). */
 template <class C>
 GT_DEV void rows_times_state(const BackwardBlock<C>& me, int from, RowSums<C>& sum) {
     const int swap0 = 16 * (me.j ^ fp32_swap(2 * me.g)), swap1 = 16 * (me.j ^ fp32_swap(2 * me.g + 1));
@@ -113,7 +119,8 @@ GT_DEV void rows_times_state(const BackwardBlock<C>& me, int from, RowSums<C>& s
     }
 }
 
-/* c = products of dy of the warp's tokens with v of another sub-chunk's tokens.  Column c of tile e is token 8e + c. */
+/* c = products of dy of the warp's sub-chunk (rows) with v of sub-chunk `sub_chunk` (columns).  Column c of tile e is
+ * token 8e + c. */
 template <class C>
 GT_DEV void row_products(const BackwardBlock<C>& me, int sub_chunk, float (&c)[2][4]) {
     const int swap0 = 16 * (me.j ^ fp32_swap(2 * me.g)), swap1 = 16 * (me.j ^ fp32_swap(2 * me.g + 1));
@@ -135,7 +142,7 @@ GT_DEV void row_products(const BackwardBlock<C>& me, int sub_chunk, float (&c)[2
     }
 }
 
-/* sum = sum . E of the sub-chunk + c times its rows of R or K */
+/* sum <- E . sum + c times R or K, where E and R or K belong to sub-chunk `sub_chunk`. */
 template <class C>
 GT_DEV void add_rows(const BackwardBlock<C>& me, const HiLoLeft& c, int from, int sub_chunk, RowSums<C>& sum) {
     const uint32_t rows = me.smem + from + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * sub_chunk + me.j, 2 * me.g);
@@ -160,7 +167,7 @@ GT_DEV void add_rows(const BackwardBlock<C>& me, const HiLoLeft& c, int from, in
     }
 }
 
-/* store_sub_chunk_sum() of these */
+/* store_sub_chunk_sum() for RowSums. */
 template <class C>
 GT_DEV void store_sub_chunk_rows(const BackwardBlock<C>& me, const RowSums<C>& sum, int of, int to) {
     constexpr int COUNT = 4 * C::GROUPS;
@@ -188,17 +195,17 @@ GT_DEV void store_sub_chunk_rows(const BackwardBlock<C>& me, const RowSums<C>& s
     }
 }
 
-/* The products as a left operand; rows stay the same. */
+/* Turns token products into a left operand with the same rows. */
 GT_DEV void products_to_hi_lo(const float (&c)[2][4], HiLoLeft& a) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) a.reorder4(4 * e, {c[e][0], c[e][2], c[e][1], c[e][3]});
 }
 
-/* make_X() for fp32; stores C */
+/* make_X() for fp32.  Also stores C for make_Z_rows(), and starts to copy G over S. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, RowSums<C>& X) {
     const int a = me.sub_chunk;
-    const bool corner = me.g == 0 && me.j == 3; /* the lane has the first token's product with the token before */
+    const bool corner = me.g == 0 && me.j == 3; /* the lane has C of the sub-chunk's first token and the token before */
     rows_times_state<C>(me, C::DY, X);
     mbarrier_arrive(me.smem + C::S_READ);
     store_sub_chunk_rows<C>(me, X, C::R, C::FIRST + 4 * a * C::CHANNELS);
@@ -206,8 +213,9 @@ GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, Row
     constexpr int ROWS = C::CHANNELS / SUB_CHUNKS;
     copy_state_rows<C>(me, G_rows<C>(p, me), ROWS * a, ROWS * (a + 1));
     cp_async_commit();
-    if (a == 0 && corner) sts<float>(near_fragment(me, 0) + 4, 0.0f);                            /* is in S */
-    if (a == SUB_CHUNKS - 1 && corner) sts<float2>(near_fragment(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
+    /* The pair across the chunk's first token is in S; the pair across the chunk's end is in G. */
+    if (a == 0 && corner) sts<float>(near_fragment(me, 0) + 4, 0.0f);
+    if (a == SUB_CHUNKS - 1 && corner) sts<float2>(near_fragment(me, CHECKPOINT), {0.0f, 0.0f});
     GT_NO_UNROLL
     for (int b = 0; b <= a; b++) {
         float c[2][4];
@@ -236,7 +244,7 @@ GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, Row
     }
 }
 
-/* make_Z() for fp32 */
+/* make_Z() for fp32, from the C that make_X_rows() has stored. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_Z_rows(const BackwardBlock<C>& me, RowSums<C>& Z) {
     rows_times_state<C>(me, C::VALUES, Z);
@@ -266,11 +274,11 @@ GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const RowSums<C>& sum
 
 /* ---- rowsum(S . G), dv -------------------------------------------------------------------------------------- */
 
-/* rowsum(S . G) of a slice.  The warps of dv compute it, since they have loaded G by then.  N = 128 has too many values
- * for registers. */
+/* Computes rowsum(S . G) of a slice, in the warps of dv.  They have loaded G to registers before they need it (EARLY),
+ * except with N = 128, where G takes too many registers. */
 template <class C>
 struct StateRows {
-    static constexpr int ROWS = C::CHANNELS / 16; /* rows of a lane, 4 apart; 7 other lanes share each */
+    static constexpr int ROWS = C::CHANNELS / 16; /* rows of a lane, 4 apart; 8 lanes share a row */
     static constexpr int PIECES = C::N / 32;
     static constexpr bool EARLY = C::N < 128;
     float4 G[ROWS][PIECES];
@@ -316,7 +324,7 @@ struct StateRows {
     }
 };
 
-/* dv += rows of dy or G, transposed, times b.  `rows` are the lane's rows in both steps.  dv of the warp's sub-chunk is
+/* dv += (rows of dy or G)^T b.  rows: addresses of the lane's rows, two for each step.  dv of the warp's sub-chunk is
  * values by tokens: rows g and g + 8 of tile 2m + e are values 16m + 2g and 16m + 2g + 1; column c is token 2c + e. */
 template <class C>
 GT_DEV void add_columns(const uint32_t (&rows)[4], const HiLoRight (&b)[2], float (&dv)[C::VALUE_TILES][4]) {
@@ -333,15 +341,16 @@ GT_DEV void add_columns(const uint32_t (&rows)[4], const HiLoRight (&b)[2], floa
     }
 }
 
-/* Offset of a lane's two values in the first 16 of a row.  The next 16 are at this offset xor 64; each 32 more add
- * 128. */
+/* Returns the address of a lane's two values among the first 16 values of a row.  For the next 16 values take the
+ * address xor 64; every further 32 values add 128. */
 template <class C>
 GT_DEV uint32_t column_address(const BackwardBlock<C>& me, int from, int row) {
     static_assert(C::DY % 128 == 0 && C::G % 128 == 0, "as smem_base() is");
     return me.smem + from + fp32_piece<C::N>(row, me.g / 2) + 8 * (me.g % 2);
 }
 
-/* Factors, one a channel, by which the warp's sub-chunk multiplies R or K of other sub-chunks. */
+/* Updates the warp's factors, one for each channel, which multiply R or K in add_dv_columns().  by >= 0: multiplies the
+ * factors by the vector at this offset of shared memory.  by < 0: sets the factors to 1. */
 template <class C>
 GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
     constexpr int COUNT = C::CHANNELS / 32;
@@ -355,8 +364,8 @@ GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
     sync_warp();
 }
 
-/* Adds the slice's part of dv of sub-chunk b.  A^T = K_b (R_a . factors)^T: column c of tile e is token 2c + e of
- * sub-chunk a.  A column of K G^T is the same token of sub-chunk b. */
+/* Adds the slice's part of dv of the warp's sub-chunk b.  A^T = K_b (R_a . factors)^T; column c of tile e is token 2c +
+ * e of sub-chunk a.  Then adds G^T (K_b . factors)^T, where column c of tile e is token 2c + e of sub-chunk b. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     const int b = me.sub_chunk;
@@ -373,7 +382,7 @@ GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, 
     for (int a = b; a < SUB_CHUNKS; a++) {
         const uint32_t R = me.smem + C::R + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * a + me.g, 2 * me.j);
         float A[2][4] = {};
-        const bool runs = STRONG_DECAY && a == b; /* running products */
+        const bool runs = STRONG_DECAY && a == b; /* strong_pairs() computes A by running products */
         if (runs) {
             strong_pairs<C>(p, me, A);
         } else if (a == b) {
@@ -396,7 +405,7 @@ GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, 
             add_mma_16(A[1], left, right[1]);
         }
         if (a == b) set_bonus<C>(me, A);
-        /* Inner indices are tokens 4j + e and 4j + 2 + e of tile e. */
+        /* In tile e the lane's inner indices are tokens 4j + e and 4j + 2 + e. */
         HiLoRight right[2];
         GT_UNROLL
         for (int x = 0; x < 8; x++) right[x / 4].set(x % 4, A[x % 4 / 2][x / 4 * 2 + x % 2]);

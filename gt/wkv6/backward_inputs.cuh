@@ -1,5 +1,6 @@
-/* gt/wkv6/backward_inputs.cuh - the first half of the kernel in backward.cuh, which computes one chunk's gradients.  It
- * has the compile-time traits, the layout of shared memory, the copies of inputs, and the factors R, K, E. */
+/* gt/wkv6/backward_inputs.cuh - the first half of the kernel that computes the gradients of a chunk.  backward.cuh
+ * explains the kernel and its symbols.  This file has the compile-time traits, the layout of shared memory, the copies
+ * of inputs, and the factors R, K, E. */
 #ifndef GT_WKV6_BACKWARD_INPUTS_CUH
 #define GT_WKV6_BACKWARD_INPUTS_CUH
 
@@ -19,19 +20,20 @@ struct BackwardParams {
         gt_stride stride; /* tokens are less than 2^31 bytes apart */
         int element;      /* bytes */
     } tensors[TENSORS];
-    Divider heads, H; /* heads: B*H */
+    Divider heads, H; /* dividers by B*H and by H */
     int chunk_slots;
     bool G_in_outputs; /* see TensorParams::G_rows */
     Sequences sequences;
     bool raw;                /* decay = exp(-exp(w)) */
     float scale, log2_scale; /* scale of y: see backward.cuh */
-    /* Run the last chunk of every sequence first.  Its G is 0, so its block does not wait for the reverse state pass.
-     * The block runs beside that pass, on multiprocessors that the pass leaves free.  All other blocks wait. */
+    /* Whether the first blocks process the last chunk of every sequence.  Its G is 0, so these blocks do not wait for
+     * the reverse state pass.  They run beside that pass, on multiprocessors that the pass leaves free.  All other
+     * blocks wait. */
     bool last_first;
     const float* u;
     const void* S_checkpoints; /* [B,H,chunk slots,N,V] */
-    const void* G_checkpoints; /* [B,H,chunk slots,N,V]; with G_in_outputs only G of shortened chunks:
-                                * [sequences,H,N,V] */
+    const void* G_checkpoints; /* [B,H,chunk slots,N,V].  With G_in_outputs: [sequences,H,N,V], for the last chunk of
+                                * a sequence if its G is not in outputs */
     const float* rowsums;      /* bf16 only: [B,H,chunk slots,SUMS,ROWSUM_PARTS,N], see StatePart::store_rowsums() */
     float* du;                 /* [B,chunk slots,H,N] or NULL */
     const float* G_inverse;    /* f16 only: [B,H,chunk slots,G_PARTS,N], RowScale::inverse of each part of a row of G */
@@ -59,37 +61,38 @@ static inline BackwardParams tensor_chunks_of(const gt_wkv6_args& a) {
     return p;
 }
 
-/* CHANNELS_ is the number of channels in a slice.  N = 128 has slices of 128, 64 or 32 channels: see
- * slice_channels(). */
+/* CHANNELS_ is the number of channels in a slice.  N = 128 has slices of 128, 64 or 32 channels: see slice_channels()
+ * in path.cuh. */
 template <class T_, class W_, int N_, int CHANNELS_ = N_>
 struct BackwardTraits {
     using T = T_;
     using W = W_;
     using State = StateOf<T>;
     using Gradient = GradientOf<T>;
-    static constexpr bool TF32X3 = std::is_same<T, float>::value; /* fp32 operands, 3xTF32 products */
-    static constexpr bool ROUNDED = std::is_same<T, f16>::value;  /* S is stored as fp32 and rounded to f16 */
+    static constexpr bool TF32X3 = std::is_same<T, float>::value; /* fp32: three tf32 products for each one */
+    static constexpr bool ROUNDED = std::is_same<T, f16>::value;  /* round_states() rounds S from fp32 to f16 */
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
     static constexpr int SIZE = sizeof(T); /* bytes of an element of v, dy, S or G */
     static constexpr int N = N_, CHANNELS = CHANNELS_;
     static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
     /* With more than two slices, G of the second slice would not lie in dk. */
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N> && SLICES <= 2;
-    /* rows of S or G that are adjacent in memory */
+    /* Rows of S or G that one copy_state() copies; G of these rows lies in one output. */
     static constexpr int STATE_ROWS = CHANNELS < 64 ? CHANNELS : 64;
     static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
     static constexpr int THREADS = 2 * 32 * SUB_CHUNKS;
-    static constexpr bool PAIRED = !TF32X3 && N > 32; /* only where pairs are faster: see sub_chunk_of_warp() */
+    static constexpr bool PAIRED = !TF32X3 && N > 32; /* where pairing warps is faster: see makes_dv() */
     static_assert(!PAIRED || SUB_CHUNKS == 4, "sub_chunk_of_warp()");
     /* Blocks per multiprocessor.  Three blocks would make the f16 kernel spill. */
     static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
-    /* Outside the products a thread has 2 channels of PART tokens, and a warp has half a slice of a sub-chunk. */
+    /* Outside the products a thread has 2 channels of PART tokens, and a warp has half of a slice's channels of a
+     * sub-chunk. */
     static constexpr int LANES = CHANNELS / 4, SUB_CHUNK_PARTS = 32 / LANES, PART = SUB_CHUNK / SUB_CHUNK_PARTS;
     static constexpr int FP32_ROWS = 4 * CHECKPOINT * CHANNELS;
-    static constexpr int PER_SUB_CHUNK = 4 * SUB_CHUNKS * CHANNELS; /* fp32 [4,CHANNELS] */
-    /* offsets in bytes */
+    static constexpr int PER_SUB_CHUNK = 4 * SUB_CHUNKS * CHANNELS; /* bytes of an fp32 array [SUB_CHUNKS,CHANNELS] */
+    /* Offsets in bytes. */
     static constexpr int R = 0, K = R + FP32_ROWS;
-    static constexpr int RAW_ROWS = 2 * CHECKPOINT * CHANNELS; /* raw 16-bit rows; fp32 has no room for them */
+    static constexpr int RAW_ROWS = 2 * CHECKPOINT * CHANNELS; /* r, k or w as loaded, 16 bits; fp32 has no room */
     static constexpr int RAW_R = K + FP32_ROWS, RAW_K = RAW_R + (TF32X3 ? 0 : RAW_ROWS);
     static constexpr int RAW_W = RAW_K + (TF32X3 ? 0 : RAW_ROWS);
     static constexpr int VALUES = RAW_W + (sizeof(W) == 2 ? RAW_ROWS : 0);
@@ -110,29 +113,29 @@ struct BackwardTraits {
     static constexpr int BONUS = U + 4 * N;             /* [64,2] */
     static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + (ROUNDED ? 4 * CHANNELS : 0);
-    static constexpr int ADDRESSES = G_SCALE + (ROUNDED ? 4 * CHANNELS : 0); /* address of the chunk in every tensor */
+    static constexpr int ADDRESSES = G_SCALE + (ROUNDED ? 4 * CHANNELS : 0); /* where the chunk begins in each tensor */
     static constexpr int TOKENS = ADDRESSES + 8 * TENSORS, DU_ROW = TOKENS + 4, STRONG_DECAY = DU_ROW + 4;
     static constexpr int FLAGS_END = STRONG_DECAY + 4 * 2 * SUB_CHUNKS;
-    /* Products C of two sub-chunks.  fp32 keeps all 10 of them.  16 bits keep only the 4 of a sub-chunk with itself,
-     * and only in the strong-decay path. */
+    /* Products C of pairs of sub-chunks.  fp32 stores all 10 pairs.  16-bit types store only the 4 pairs of a sub-chunk
+     * with itself, and only on the strong-decay path. */
     static constexpr int C_FRAGMENTS = TF32X3 ? FLAGS_END : RAW_R;
     static constexpr int C_END = TF32X3 ? C_FRAGMENTS + 10 * 4 * SUB_CHUNK * SUB_CHUNK : FLAGS_END;
-    static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers with one phase a slice; Ring does not fit */
-    /* The block's work is stored here, since no register is left for it. */
+    static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers with one phase per slice */
+    /* The block's index of work lies here, since no register is left for it. */
     static constexpr int WORK = G_HERE + 8;
     static constexpr bool KEEPS_WORK = BLOCKS == 3;
-    /* LARGE: one block fills its multiprocessor.  No other block works while it waits, but a thread has 255 registers.
-     * So a thread keeps TwoTerms and SubChunkRows.  SUMS_A: the kernel also sums A of two sub-chunks over the slices
-     * before it multiplies A by dy. */
+    /* LARGE: one block fills its multiprocessor.  No other block works while this block waits, but a thread has 255
+     * registers.  So a thread can keep the operands TwoTerms and SubChunkRows in registers (backward_products.cuh).
+     * SUMS_A: the kernel also sums A of two sub-chunks over all slices before it multiplies A by dy. */
     static constexpr bool LARGE = N == 128 && KEEPS_BF16, SUMS_A = LARGE && SLICES > 1;
     static constexpr int KEPT_A = WORK + 16, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * SUB_CHUNK * SUB_CHUNK : 0);
     static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
     static_assert(STRONG_DECAY % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
-    /* Limits of is_strong(), for raw decays.  A strong token has h of at least STRONG.  Every other token has at most
-     * STRONG_SHARE of that h. */
+    /* Limits of is_strong(), for raw decays; h is -log2 of a token's decay.  A strong token has h > STRONG.  The
+     * sub-chunk is strong if the h of all other tokens add up to less than STRONG_SHARE of the largest h. */
     static constexpr float STRONG = TF32X3 ? 5.0f : 8.0f, STRONG_SHARE = TF32X3 ? 1.0f / 8 : 1.0f / 64;
-    /* In the strong-decay path the sums of sub-chunks overwrite 2^c_16 and the sums of dg, which that path does not
-     * use. */
+    /* On the strong-decay path two other arrays take the place of 2^c_16 and of the sums of dg, which that path does
+     * not use. */
     static constexpr int STRONG_DECAY_ENDS = SUB_CHUNK_SUMS, STRONG_DECAY_BEGINS = GROWTH;
     static_assert(SUB_CHUNKS >= 3 && (TF32X3 || VALUES - RAW_R >= 4 * SUB_CHUNKS * SUB_CHUNK * SUB_CHUNK),
                   "room for the strong-decay path");
@@ -148,8 +151,8 @@ struct BackwardTraits {
 template <class C>
 struct BackwardBlock {
     uint32_t smem;
-    int index;     /* the chunk's index in [B,H,chunk slots] */
-    int G_index;   /* the chunk's index in G_checkpoints; negative: G is in outputs */
+    int index;     /* index of the chunk in [B,H,chunk slots] */
+    int G_index;   /* index of the chunk's G in G_checkpoints; negative: G is in outputs */
     int sub_chunk; /* the warp's sub-chunk in the products */
     int slice0;    /* first channel of the slice */
     int g, j;      /* lane / 4, lane % 4 */
@@ -157,8 +160,9 @@ struct BackwardBlock {
     GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* tokens of the chunk */
 
     /* In the products one warp computes dv of a sub-chunk, and another warp computes X and Z of that sub-chunk.  dv
-     * takes longest for the first sub-chunk and shortest for the last.  PAIRED: warps w and w + 4 run the same code,
-     * one for sub-chunk 0 or 1, the other for 3 or 2, because they share a scheduler and its instruction cache. */
+     * takes longest for the first sub-chunk and shortest for the last.  PAIRED: warps w and w + 4 share a scheduler and
+     * its instruction cache.  So both run the same code, and their times balance: one has sub-chunk 0 or 1, the other 3
+     * or 2. */
     GT_METHOD static bool makes_dv() { return C::PAIRED ? warp_id() & 2 : warp_id() < SUB_CHUNKS; }
     GT_METHOD static int sub_chunk_of_warp() {
         if (!C::PAIRED) return warp_id() % SUB_CHUNKS;
@@ -168,11 +172,11 @@ struct BackwardBlock {
 
 /* ---- the chunk of a block, and where its tensors lie -------------------------------------------------------- */
 
-/* The chunk at an index of work.  A negative sequence means that there is no chunk. */
+/* The chunk at an index of work.  chunk.sequence < 0 means that there is no chunk. */
 struct ChunkCoordinates {
     int b, h, slot;
-    int index;     /* chunk's index in [B,H,chunk slots] */
-    int G_index;   /* the chunk's index in G_checkpoints; negative: G is in outputs */
+    int index;     /* index of the chunk in [B,H,chunk slots] */
+    int G_index;   /* index of the chunk's G in G_checkpoints; negative: G is in outputs */
     bool is_early; /* see BackwardParams::last_first */
     gt_chunk chunk;
 
@@ -182,7 +186,7 @@ struct ChunkCoordinates {
 template <class C>
 GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p, int work) {
     ChunkCoordinates at;
-    int head; /* head's index in the batch */
+    int head; /* b * H + h */
     at.slot = divide(work, p.heads, &head);
     at.is_early = C::KEEPS_BF16 && p.last_first && at.slot == 0;
     if (C::KEEPS_BF16 && p.last_first) at.slot = (at.slot ? at.slot : p.chunk_slots) - 1;
@@ -190,7 +194,7 @@ GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p, int work) {
     at.index = head * p.chunk_slots + at.slot;
     at.chunk = chunk_at(p.sequences, CHECKPOINT, at.slot);
     at.G_index = at.index;
-    if (p.G_in_outputs) { /* either b or sequence is 0 */
+    if (p.G_in_outputs) { /* b or sequence is 0, so their sum is the index of the sequence */
         const int sequence = at.b + (int)at.chunk.sequence;
         at.G_index = at.tokens() == CHECKPOINT ? -1 : sequence * p.H.divisor + at.h;
     }
@@ -202,8 +206,8 @@ GT_DEV bool has_chunk(const BackwardParams& p, int64_t work) {
     return work < (int64_t)p.heads.divisor * used_slots(p.sequences, CHECKPOINT);
 }
 
-/* One warp stores the chunk's first token in every tensor, its number of tokens and its row of p.du.  Later phases load
- * these values from shared memory, because registers are short. */
+/* One warp stores three things: the address of the chunk's first token in every tensor, the number of tokens, and the
+ * chunk's row of p.du.  Later phases load these values from shared memory, because registers are short. */
 template <class C>
 GT_DEV void store_addresses(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int i = lane_id();
@@ -217,14 +221,14 @@ GT_DEV void store_addresses(const BackwardParams& p, const BackwardBlock<C>& me,
                static_cast<char*>(x.data) + offset_of(x.stride, here.b, here.chunk.first, here.h) * x.element);
 }
 
-/* Address of token t of the chunk. */
+/* Returns the address of token t of the chunk in a tensor. */
 template <class T, class C>
 GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int t) {
     const int bytes = (int)p.tensors[tensor].stride.t * (int)sizeof(T);
     return global_pointer<T>(lds<char*>(me.smem + C::ADDRESSES + 8 * tensor) + (int64_t)t * bytes);
 }
 
-/* Address of token t of the chunk, for use before all threads know the chunk's addresses. */
+/* The same, for use before all threads can read the stored addresses. */
 template <class T>
 GT_DEV T* global_row(const BackwardParams& p, const ChunkCoordinates& here, int tensor, int t) {
     const BackwardParams::Tensor& x = p.tensors[tensor];
@@ -243,7 +247,7 @@ GT_DEV SliceRows<State> checkpoint_rows(const BackwardBlock<C>& me, const void* 
     return {static_cast<const State*>(states) + ((int64_t)index * C::N + me.slice0 + row) * C::N, C::N};
 }
 
-/* Rows of G of the chunk. `output` returns the first of the chunk's rows in an output. */
+/* Returns the rows of G of the chunk.  output(tensor) returns the chunk's first row in an output. */
 template <class C, class Output>
 GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me, Output&& output,
                                               int row = 0) {
@@ -253,7 +257,7 @@ GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const Bac
     return {output(tensor), (int)p.tensors[tensor].stride.t};
 }
 
-/* Rows of G of the chunk, after store_addresses(). */
+/* Returns the rows of G of the chunk, for use after store_addresses(). */
 template <class C>
 GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me) {
     return G_rows<C>(p, me, [&](int tensor) { return row_of<typename C::Gradient>(p, me, tensor, 0); });
@@ -261,7 +265,8 @@ GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const Bac
 
 /* ---- fragments of R, K, X, Z and of raw inputs ------------------------------------------------------------------ */
 
-/* Address of an element in a fragment of R or K, or in a fragment of X or Z. */
+/* Offset in bytes of an element within a fragment (16 bytes): operand_in_cell() for R and K, sum_in_cell() for X and
+ * Z. */
 template <class C>
 GT_DEV int operand_in_cell(int token, int channel) {
     return 4 * (C::TF32X3 ? 2 * (channel % 2) + token % 2 : 2 * (token % 2) + channel % 2);
@@ -269,7 +274,8 @@ GT_DEV int operand_in_cell(int token, int channel) {
 
 GT_DEV int sum_in_cell(int token, int channel) { return 4 * (2 * (channel % 2) + token % 2); }
 
-/* Address of r, k or w of the slice, and the value of a pair of channels of tokens beyond the sequence. */
+/* raw_rows() returns the address of r, k or w of the slice in shared memory.  no_token() returns the bits that a pair
+ * of channels has for tokens beyond the sequence: no input and no decay. */
 template <class C>
 GT_DEV uint32_t raw_rows(const BackwardBlock<C>& me, int tensor) {
     return me.smem + (tensor == OF_R ? C::RAW_R : tensor == OF_K ? C::RAW_K : C::RAW_W);
@@ -285,8 +291,8 @@ GT_DEV uint32_t no_token(const BackwardParams& p, int tensor) {
 /* A thread's share of a slice outside the products: 2 channels of PART consecutive tokens, a part of a sub-chunk. */
 template <class C>
 struct ChannelPart {
-    int sub_chunk, part, t0; /* part: its index in the sub-chunk; t0: its first token */
-    int channel;             /* channel in the slice */
+    int sub_chunk, part, t0; /* part: index of the part in its sub-chunk; t0: the part's first token in the chunk */
+    int channel;             /* the first of the two channels, in the slice */
 
     GT_METHOD void set_addresses() {
         sub_chunk = warp_id() / 2;
@@ -309,7 +315,7 @@ struct ChannelPart {
         }
     }
 
-    /* Loads fp32 w. `row` is the part's first token; `left` tokens exist from there on. */
+    /* Loads fp32 w.  row: w of the part's first token.  left: how many tokens exist from there on. */
     GT_METHOD void load_rows(const BackwardParams& p, const float* row, int left, Decays& w) const {
         GT_UNROLL
         for (int i = 0; i < C::PART; i++) {
@@ -319,11 +325,11 @@ struct ChannelPart {
         }
     }
 
-    /* h is -log2 of the decays.  c is the sum of h from the start of the sub-chunk to the start of the part.  total is
-     * the sum of h over the sub-chunk. */
+    /* Computes h, -log2 of the decays.  c: the sum of h from the sub-chunk's start to the part's start.  total: the sum
+     * of h over the sub-chunk. */
     GT_METHOD void decays(const BackwardParams& p, const Decays& w, float (&h)[C::PART][2], float (&c)[2],
                           float (&total)[2]) const {
-        if (p.raw) { /* a branch costs little, since all lanes take the same way */
+        if (p.raw) { /* this branch costs little, since all lanes take the same side */
             GT_UNROLL
             for (int i = 0; i < C::PART; i++) {
                 h[i][0] = bits_of_raw(w[i].lo());
@@ -351,7 +357,8 @@ struct ChannelPart {
         }
     }
 
-    /* Upper bound of c_16 where is_strong() returns false. */
+    /* Returns the limit of c_16.  For raw decays is_strong() always returns false below this limit, so most sub-chunks
+     * can skip is_strong(). */
     GT_METHOD static float limit(const BackwardParams& p) { return p.raw ? C::STRONG : STRONG_DECAY_LIMIT; }
 
     /* Returns whether a sub-chunk takes the strong-decay path because of its raw decays.  A token that decays far more
@@ -376,8 +383,8 @@ struct ChannelPart {
     }
 };
 
-/* r and k of a part, read from their copies in shared memory (16 bits).  Besides token i, finish() needs k of the token
- * before it. */
+/* r and k of a part, read from shared memory (16 bits).  finish_part() also needs k of the token before the part, and r
+ * of the token after it. */
 template <class C, bool TF32X3 = C::TF32X3>
 struct RawPart {
     using Raw = Pair<typename C::T>;
@@ -407,7 +414,7 @@ struct RawPart<C, true> {
         : RawPart(p, own, me.tokens() - own.t0, row_of<float>(p, me, OF_R, own.t0) + me.slice0 + own.channel,
                   row_of<float>(p, me, OF_K, own.t0) + me.slice0 + own.channel) {}
 
-    /* The rows begin with the part's first token; `left` tokens exist from there on. */
+    /* r_row, k_row: r and k of the part's first token.  left: how many tokens exist from there on. */
     GT_METHOD RawPart(const BackwardParams& p, const ChannelPart<C>& own, int left, const float* r_row,
                       const float* k_row) {
         ks[0].value = rs[C::PART].value = {0.0f, 0.0f};
@@ -427,9 +434,9 @@ struct RawPart<C, true> {
 
 /* ---- copies of the inputs ----------------------------------------------------------------------------------- */
 
-/* Copies COUNT 16-bit elements of every token to shared memory, by LANES lanes; the caller is `lane` of them.  Every 8
- * elements go to fragment(token, first). `from` is the lane's elements of its first token, lane / (COUNT / 8).  Pairs
- * beyond the sequence become `none`. */
+/* LANES lanes copy COUNT 16-bit elements of every token to shared memory.  `lane` is the caller's index among them.
+ * Every 8 elements, from element `first` on, go to address(token, first).  `from` points to the lane's elements of its
+ * first token, which is lane / (COUNT / 8).  Pairs of elements beyond the sequence become `none`. */
 template <int COUNT, int LANES, class Address>
 GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, uint32_t none, const Address& address) {
     constexpr int PIECES = COUNT / 8, ROWS = LANES / PIECES;
@@ -453,7 +460,8 @@ GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, ui
     }
 }
 
-/* Two warps copy the elements of a tensor from `column` on. `lane` is the caller's lane among the 64. */
+/* Two warps copy COUNT elements of every token of a tensor, from `column` on.  `lane` is the caller's index among the
+ * 64 lanes. */
 template <int COUNT, class Address>
 GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkCoordinates& here, int tensor, int column,
                         uint32_t none, const Address& address) {
@@ -465,7 +473,7 @@ GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkCoordinate
                          address);
 }
 
-/* Two warps copy STATE_ROWS rows of a bf16 state, or zeros, to the rows at `to`. */
+/* Two warps copy STATE_ROWS rows of a bf16 state to the rows at `to`, or clear these rows. */
 template <class C>
 GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const SliceRows<bf16>& rows, int to,
                        bool is_zero = false) {
@@ -479,7 +487,7 @@ GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const SliceRows<bf1
     }
 }
 
-/* A warp copies v or dy of half of the chunk's tokens as fp32 rows.  Tokens beyond the sequence become 0. */
+/* A warp copies v or dy of half of the chunk's tokens (fp32).  Tokens beyond the sequence become 0. */
 template <class C>
 GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here,
                            int tensor, int half, int to) {
@@ -496,7 +504,8 @@ GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, 
     }
 }
 
-/* A warp copies rows of a slice of an fp32 state to the shared memory that holds first S and then G. */
+/* A warp copies rows first ... last - 1 of a slice of an fp32 state to shared memory, to the place that holds first S
+ * and then G. */
 template <class C>
 GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const SliceRows<float>& rows, int first, int last) {
     constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
@@ -505,7 +514,7 @@ GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const SliceRows<float>& 
         cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), rows.data + row * (int64_t)rows.pitch + 4 * piece);
 }
 
-/* A warp copies u of a slice, or with LARGE u of all slices. */
+/* A warp copies u of a slice; with LARGE it copies u of all slices. */
 template <class C>
 GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     GT_UNROLL
@@ -519,8 +528,8 @@ GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const Ch
     }
 }
 
-/* A warp copies the row sums that the reverse state pass stored, in parts (bf16 only).  f16 gets rowsum(S . G) from
- * round_states(), fp32 from sum_states(). */
+/* A warp copies the row sums that the reverse state pass stored, in parts (bf16 only).  f16 computes rowsum(S . G) in
+ * round_states(), fp32 in StateRows (backward_fp32.cuh). */
 template <class C>
 GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
@@ -533,18 +542,18 @@ GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, co
     }
 }
 
-/* One part of a row sum, for one channel of the slice, or for two channels as a float2. */
+/* Returns one part of a row sum for one channel of the slice, or for two channels as a float2. */
 template <class Word, class C>
 GT_DEV Word rowsum_part(const BackwardBlock<C>& me, int part, int channel) {
     return lds<Word>(me.smem + C::ROWSUM + 4 * (part * C::N + me.slice0 + channel));
 }
 
-/* Starts the copies of a slice; two warps copy a tensor.  The first group is r, k, w and u, and all threads wait for
- * it.  The second group is all other inputs.  S, G and rowsum(S . G) come from earlier kernels of the chain. */
+/* Starts to copy the inputs of a slice (16 bits); two warps copy a tensor.  The first group of copies is r, k, w and u;
+ * the second group is all other inputs.  S, G and the row sums come from earlier kernels of the chain. */
 template <class C>
 GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int warp = warp_id(), tensor = warp / 2, lane = 32 * (warp % 2) + lane_id();
-    const bool is_first = me.slice0 == 0, wants_u_and_rowsums = is_first || !C::LARGE; /* u, rowsums */
+    const bool is_first = me.slice0 == 0, wants_u_and_rowsums = is_first || !C::LARGE;
     if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K)) {
         const uint32_t to = raw_rows(me, tensor);
         copy_tensor<C::CHANNELS>(lane, p, here, tensor, me.slice0, no_token<C>(p, tensor),
@@ -577,7 +586,8 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
     cp_async_commit();
 }
 
-/* fp32: waits for u alone.  r, k and w are in registers, and later phases wait for the other copies. */
+/* Starts to copy the inputs of a slice (fp32), except r, k and w, which are loaded to registers.  The function waits
+ * only for u; later phases wait for the other copies. */
 template <class C>
 GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int warp = warp_id();
@@ -594,12 +604,13 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
     if (warp == 7) cp_async_wait<0>();
 }
 
-/* Converts a slice of S from fp32 to f16 rows, each multiplied by its RowScale.  In global memory the parts of a row of
- * G have different powers of two; here all parts get the largest.  The function also stores the inverse factors and
- * rowsum(S . G).  All threads take part, and all loads come before the first use. */
+/* f16: loads a slice of S and G to shared memory, as rows of f16 with one power of two each.  S is converted from fp32.
+ * In global memory the parts of a row of G have different powers of two; here all parts get the same one.  The function
+ * also stores the inverse factors and rowsum(S . G).  All threads take part, and issue all loads before the first
+ * use. */
 template <class C>
 GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
-    /* elements of a part */
+    /* LANES: lanes of a row.  COUNT: elements of a part of a row that a lane has. */
     constexpr int LANES = C::THREADS / C::CHANNELS, PARTS = C::G_PARTS, COUNT = C::N / PARTS / LANES;
     const int n = thread_id() / LANES, lane = thread_id() % LANES;
     const float* S_from = checkpoint_rows<float>(me, p.S_checkpoints, me.index, n).data + COUNT * lane;
@@ -658,9 +669,8 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
 
 /* ---- R, K, E and the bonus ---------------------------------------------------------------------------------- */
 
-/* Converts an element of R or K to the stored form.  With 16-bit inputs the element is rounded to tf32, as the tensor
- * cores read it.  The reason: dg subtracts terms of R and K that the tensor cores have added, so both must use the same
- * values. */
+/* Converts an element of R or K to the stored form.  With 16-bit inputs the element is rounded to tf32.  dg subtracts
+ * terms of R and K that tensor cores have added, so both must use the same values. */
 template <class C>
 GT_DEV float chunk_operand(float x) {
     return C::TF32X3 ? x : round_tf32(x);
@@ -676,7 +686,7 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
     u = {p.scale * u.x, p.scale * u.y};
     own.decays(p, w, h, c, total);
     bool strong = warp_any(!(fabsf(total[0]) < own.limit(p) && fabsf(total[1]) < own.limit(p)));
-    if (strong && p.raw) strong = warp_any(own.is_strong(h, total)); /* only such sub-chunks get this closer look */
+    if (strong && p.raw) strong = warp_any(own.is_strong(h, total)); /* the exact test, which few sub-chunks need */
     if (lane_id() == 0) sts<uint32_t>(me.smem + C::STRONG_DECAY + 4 * warp_id(), strong);
     float R[4], K[4]; /* a fragment */
     const float end[2] = {total[0] - p.log2_scale, total[1] - p.log2_scale};

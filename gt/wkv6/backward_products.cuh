@@ -1,5 +1,5 @@
-/* gt/wkv6/backward_products.cuh - backward of a chunk (backward.cuh): the products X and Z of 16-bit activations, and
- * the operands of dv. */
+/* gt/wkv6/backward_products.cuh - backward of a chunk: the products X and Z of 16-bit activations, and the operands of
+ * dv.  backward.cuh explains the symbols. */
 #ifndef GT_WKV6_BACKWARD_PRODUCTS_CUH
 #define GT_WKV6_BACKWARD_PRODUCTS_CUH
 
@@ -10,8 +10,8 @@ namespace wkv6 {
 
 /* ---- S and G times tokens, tokens times tokens -------------------------------------------------------------- */
 
-/* The piece of 16-bit rows whose address a lane gives to ldmatrix, in the first 16 rows and their first 16 values: for
- * a left operand, and for two right operands. */
+/* Return the offset of the piece whose address a lane gives to ldmatrix, within the first 16 rows and their first 16
+ * values: left_piece() for a left operand, right_piece() for two right operands. */
 template <int N>
 GT_DEV uint32_t left_piece() {
     return row_piece<N>(lane_id() / 8 % 2 * 8 + lane_id() % 8, lane_id() / 16);
@@ -22,14 +22,15 @@ GT_DEV uint32_t right_piece() {
     return row_piece<N>(lane_id() / 16 * 8 + lane_id() % 8, lane_id() / 8 % 2);
 }
 
-/* Sums of a sub-chunk, [channels,16 tokens].  Rows g and g + 8 of tile q are channels 16 q + 2g and 16 q + 2g + 1;
- * column c of tile e is token 8e + c.  So a lane's part of two tiles is a fragment. */
+/* X or Z of a sub-chunk, [channels,16 tokens].  Rows g and g + 8 of tile q are channels 16 q + 2g and 16 q + 2g + 1;
+ * column c of tile e is token 8e + c.  So a lane's accumulators of a tile are a fragment: two channels by two
+ * tokens. */
 template <class C>
 struct Sums {
     float tile[C::GROUPS][2][4];
 };
 
-/* sum = the slice of a state times the warp's tokens */
+/* sum = the slice of a state (S or G) times the tokens of the warp's sub-chunk (dy or v). */
 template <class C>
 GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>& sum) {
     const uint32_t tokens = me.smem + from + add_16_rows<C::N>(right_piece<C::N>(), me.sub_chunk);
@@ -49,7 +50,8 @@ GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>
     }
 }
 
-/* The warp's tokens of v or dy as left operands.  They are loaded at each use, unless registers can keep them. */
+/* v or dy of the warp's sub-chunk, as left operands.  With LARGE registers keep them; otherwise get() loads them at
+ * each use. */
 template <class C>
 struct SubChunkRows {
     uint32_t left;
@@ -73,12 +75,12 @@ struct SubChunkRows {
     }
 };
 
-/* c = products of the warp's tokens (rows) with the tokens of another sub-chunk, at `other`.  Column c of tile e is
- * token 8e + c. */
+/* c = products of the tokens of the warp's sub-chunk (rows) with the tokens of sub-chunk `sub_chunk` (columns), whose v
+ * or dy lies at `other`.  Column c of tile e is token 8e + c. */
 template <class C>
 GT_DEV void token_products(const BackwardBlock<C>& me, const SubChunkRows<C>& own, int other, int sub_chunk,
                            float (&c)[2][4]) {
-    constexpr int SUMS = C::LARGE ? 2 : 1; /* two dependent chains of products if registers suffice */
+    constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains of products in parallel, if registers suffice */
     const uint32_t right = me.smem + other + add_16_rows<C::N>(right_piece<C::N>(), sub_chunk);
     float sums[SUMS][2][4] = {};
     GT_UNROLL
@@ -96,7 +98,7 @@ GT_DEV void token_products(const BackwardBlock<C>& me, const SubChunkRows<C>& ow
     }
 }
 
-/* Reorders the columns of tile e of token products for a left operand. */
+/* Turns one tile of token products into a left operand: reorders and rounds it. */
 GT_DEV void left_of(const float (&c)[4], float (&a)[4]) {
     a[0] = round_tf32(c[0]), a[1] = round_tf32(c[2]), a[2] = round_tf32(c[1]), a[3] = round_tf32(c[3]);
 }
@@ -123,13 +125,14 @@ GT_DEV void add_sub_chunk(const BackwardBlock<C>& me, const float (&c)[2][4], in
 
 /* ---- X and Z ------------------------------------------------------------------------------------------------ */
 
-/* Strong-decay path: offset of the sum over pairs that begin before sub-chunk a and end in sub-chunk c > a > 0. */
+/* Strong-decay path: returns the offset of the sum over pairs that begin before sub-chunk a and end in sub-chunk c > a
+ * > 0. */
 template <class C>
 GT_DEV int strong_ends(int a, int c) {
     return C::STRONG_DECAY_ENDS + 4 * (a + c - 3) * C::CHANNELS;
 }
 
-/* Multiplies channels by a vector in shared memory. */
+/* Multiplies the sums of each channel by an element of a vector in shared memory. */
 template <class C>
 GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, Sums<C>& sum) {
     GT_UNROLL
@@ -140,13 +143,14 @@ GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, Sums<C>&
     }
 }
 
-/* Address of a token's products with itself and with its neighbour, for the terms without a decay. */
+/* Returns the address of C_tt and C_(t,t-1) of a token t, the products whose terms contain no decay. */
 template <class C>
 GT_DEV uint32_t near_fragment(const BackwardBlock<C>& me, int token) {
     return me.smem + C::NEAR + 8 * token;
 }
 
-/* The fragment of C of sub-chunks a >= b: two tokens of a by two of b.  In 16 bits a = b. */
+/* Returns the address of a fragment of C of sub-chunks a >= b: a pair of tokens of a by a pair of b.  With 16-bit types
+ * only a = b occurs. */
 template <class C>
 GT_DEV uint32_t C_fragment(const BackwardBlock<C>& me, int a, int b, int pair_a, int pair_b) {
     const int swap = (pair_a & 1) << 2 | (pair_a & 2), block = C::TF32X3 ? a * (a + 1) / 2 + b : a;
@@ -158,8 +162,9 @@ GT_DEV uint32_t C_element(const BackwardBlock<C>& me, int sub_chunk, int i, int 
     return C_fragment(me, sub_chunk, sub_chunk, i / 2, j / 2) + 4 * (2 * (i % 2) + j % 2);
 }
 
-/* Stores the sub-chunk's sum of R_i x_i or of K_j x_j in [channels] at `to`; `of` selects R or K.  For S dy the sum is
- * the sub-chunk's part of dg_0.  The chunk's first token has no decay before it. */
+/* Stores, for every channel, the sum over the sub-chunk's tokens t of R_t x_t or K_t x_t, where x is `sum`.  `of`
+ * selects R or K; the result [channels] goes to `to`.  If x is S dy, the result is the sub-chunk's part of dg_0.  It
+ * leaves out the chunk's first token, which has no decay before it. */
 template <class C>
 GT_DEV void store_sub_chunk_sum(const BackwardBlock<C>& me, const Sums<C>& sum, int of, int to) {
     constexpr int COUNT = 2 * C::GROUPS;
@@ -186,14 +191,14 @@ GT_DEV void store_sub_chunk_sum(const BackwardBlock<C>& me, const Sums<C>& sum, 
     }
 }
 
-/* Computes X of the sub-chunk without its last factor 2^c_16.  Also computes the products near the diagonal times the
- * scale of y, and the sub-chunk's part of dg_0.  On the strong-decay path X covers everything before the sub-chunk, up
- * to its start.  That path also stores C of the sub-chunk and the sum over pairs that end here. */
+/* Computes X of the sub-chunk without its last factor 2^c_16.  Also stores the products C_tt and C_(t,t-1) times the
+ * scale of y, and the sub-chunk's part of dg_0.  On the strong-decay path X has only the terms from before the
+ * sub-chunk.  That path also stores C of the sub-chunk, and the sums over pairs that end in the sub-chunk. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
     const int a = me.sub_chunk;
-    const bool corner = me.g == 0 && me.j == 3; /* the lane has the first token's product with the token before */
-    float c[2][4], before = 0.0f;               /* that product; for the chunk's first token S contains it */
+    const bool corner = me.g == 0 && me.j == 3; /* the lane has C of the sub-chunk's first token and the token before */
+    float c[2][4], before = 0.0f;               /* before: that element of C; 0 for the chunk's first token */
     times_state<C>(me, C::DY, C::S, sum);
     if constexpr (C::ROUNDED) scale_channels<C>(me, C::S_SCALE, sum);
     store_sub_chunk_sum<C>(me, sum, C::R, C::FIRST + 4 * a * C::CHANNELS);
@@ -209,7 +214,8 @@ GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
         if (STRONG_DECAY && b < a - 1) store_sub_chunk_sum<C>(me, sum, C::R, strong_ends<C>(b + 1, a));
     }
     if (corner) sts<float>(near_fragment(me, SUB_CHUNK * a) + 4, scale * before);
-    if (a == SUB_CHUNKS - 1 && corner) sts<float2>(near_fragment(me, CHECKPOINT), {0.0f, 0.0f}); /* in G */
+    /* The pair of the chunk's last token and the next token is in G. */
+    if (a == SUB_CHUNKS - 1 && corner) sts<float2>(near_fragment(me, CHECKPOINT), {0.0f, 0.0f});
     token_products<C>(me, dy, C::VALUES, a, c);
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
@@ -224,8 +230,8 @@ GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
     add_sub_chunk<C>(me, c, C::K, a, sum);
 }
 
-/* Computes Z of the sub-chunk without its last factor 2^c_16.  On the strong-decay path Z covers everything after the
- * sub-chunk, from its end.  That path also stores the sum over pairs of the sub-chunk and G. */
+/* Computes Z of the sub-chunk without its last factor 2^c_16.  On the strong-decay path Z has only the terms from after
+ * the sub-chunk.  That path also stores the sum over pairs of the sub-chunk and G. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
     const int b = me.sub_chunk;
@@ -251,8 +257,8 @@ GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
     add_sub_chunk<C>(me, c, C::R, b, sum);
 }
 
-/* Stores X or Z of the sub-chunk in shared memory.  A fragment has the two tokens of its first channel, then of its
- * second. */
+/* Stores X or Z of the sub-chunk in shared memory.  A fragment has the two tokens of its first channel, then the two
+ * tokens of its second channel. */
 template <class C>
 GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
     GT_UNROLL
@@ -269,8 +275,9 @@ GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
 
 /* ---- operands of dv ----------------------------------------------------------------------------------------- */
 
-/* LARGE: a left operand of 16 columns, from two tiles of accumulators, in two bf16 terms.  It needs no more products
- * than tf32 and is more exact, and rows of bf16 need no conversion.  But it takes more registers. */
+/* LARGE: a left operand of 16 columns, made from two tiles of accumulators, as a sum of two bf16 terms.  It takes as
+ * many products as tf32, is more exact, and multiplies rows of bf16 without a conversion.  But it takes more
+ * registers. */
 struct TwoTerms {
     uint32_t high[4], low[4];
 
@@ -286,13 +293,13 @@ struct TwoTerms {
         low[i] = pack_bf16(a - unpack_bf16_lo(high[i]), b - unpack_bf16_hi(high[i]));
     }
 
-    /* dv += this operand times 16 rows of bf16.  `rows` is the lane's row and piece; lanes of an odd 8 have the second
-     * half. */
+    /* dv += this operand times 16 rows of bf16.  rows: the lane's address for ldmatrix, in the first 16 values.  Lanes
+     * 8 to 15 and 24 to 31 address the second half of the rows. */
     template <int TILES>
     GT_METHOD void multiply(float (&dv)[TILES][4], uint32_t rows) const {
         GT_UNROLL
         for (int x = 0; x < TILES; x += 2) {
-            uint32_t b[4]; /* two tiles, both halves of the rows of each */
+            uint32_t b[4]; /* two tiles; for each, both halves of the rows */
             ldmatrix_x4_trans(b, add_16(rows, x / 2));
             GT_UNROLL
             for (int y = 0; y < 2; y++) {
@@ -328,8 +335,8 @@ GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int sub_c
     }
 }
 
-/* K of a sub-chunk as left operands, and the factors of its channels.  The tensor core drops bits, which makes products
- * smaller on average.  To correct this, factors start from TF32_MEAN. */
+/* K of a sub-chunk as left operands, and a factor for each channel.  The tensor core truncates operands to tf32, which
+ * makes products smaller on average.  To correct this, factors start from TF32_MEAN. */
 constexpr float TF32_MEAN = 1.0f + 0.69f / 2048.0f;
 
 template <class C>
@@ -352,7 +359,7 @@ struct SubChunkK {
         for (int kk = 0; kk < C::TILES; kk++) factor[kk] = {factor[kk].x * x, factor[kk].y * x};
     }
 
-    /* Multiplies the factors by a vector in shared memory. */
+    /* Multiplies the factors by the elements of a vector in shared memory. */
     GT_METHOD void multiply_factor(const BackwardBlock<C>& me, uint32_t offset) {
         GT_UNROLL
         for (int kk = 0; kk < C::TILES; kk++) {
@@ -378,7 +385,8 @@ GT_DEV void pair_products(const BackwardBlock<C>& me, const SubChunkK<C>& left, 
     }
 }
 
-/* A of the sub-chunk itself, transposed as in pair_products().  It holds the pairs with later tokens, and the bonus. */
+/* Completes A of the sub-chunk with itself, transposed as in pair_products(): keeps the pairs with later tokens, and
+ * puts the bonus on the diagonal. */
 template <class C>
 GT_DEV void set_bonus(const BackwardBlock<C>& me, float (&A)[2][4]) {
     const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (SUB_CHUNK * me.sub_chunk + 2 * me.g));

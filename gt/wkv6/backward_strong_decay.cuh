@@ -1,18 +1,20 @@
-/* gt/wkv6/backward_strong_decay.cuh - backward of a chunk (backward.cuh): the strong-decay path of a slice.
+/* gt/wkv6/backward_strong_decay.cuh - backward of a chunk: the strong-decay path of a slice.  backward.cuh defines the
+ * symbols.
  *
- * Only 2^c_16 overflows; between sub-chunks all factors are below 1 already.  So here X and Z stop at the borders of
- * the sub-chunk:
- *     X_a = S dy_a + terms of earlier sub-chunks, from the sub-chunk's start
- *     Z_b = G v_b + terms of later sub-chunks, from its end
- * Running products give the terms within the sub-chunk, as in backward_chunk_kernel.  With e_ij = C_ij prod_{j<m<i}
- * d_m, for pairs j < i - 1 of a sub-chunk,
+ * Only the factor 2^c_16 can overflow; the factors between sub-chunks are at most 1.  So on this path X and Z end at
+ * the borders of the sub-chunk:
+ *     X_a = S dy_a + terms of earlier sub-chunks, up to the start of sub-chunk a
+ *     Z_b = G v_b + terms of later sub-chunks, down to the end of sub-chunk b
+ * Running products of decays give the terms within the sub-chunk, as in backward_chunk_kernel (generic.cuh).  With e_ij
+ * = C_ij prod_{j<m<i} d_m, for pairs j < i - 1 of a sub-chunk,
  *     dr_i = 2^-c_i X_i + sum_j e_ij k_j + ..      dk_j = 2^-(c_16 - c_(j+1)) Z_j + sum_i e_ij r_i + ..
  *     dg_t = crossing + sum_{i>t} R_i X_i + sum_{j<t} K_j Z_j + sum_{j<t<i} e_ij r_i k_j
- * No difference is formed, since a channel may have a few hard resets among decays close to 1.  `crossing` is the sum
- * over pairs that cross all of sub-chunk a, from sub-chunks b < a (or S) to sub-chunks c > a (or G):
+ * This path forms no differences of sums, since a channel may have a few hard resets among decays close to 1.
+ * `crossing` is the sum over pairs that cross all of sub-chunk a: they begin in a sub-chunk b < a or in S, and end in a
+ * sub-chunk c > a or in G:
  *     crossing = E_0 .. E_3 rowsum(S . G) + sum_c E_a .. E_(c-1) sum_i R_i (X_c before sub-chunk a's part)_i
  *                                         + sum_b E_(b+1) .. E_3 sum_j K_j (G v_b)_j
- * A thread has one channel of a sub-chunk.  r, k, w are read from memory again (L2). */
+ * A thread has one channel of a sub-chunk.  It reads r, k and w from global memory again (L2). */
 #ifndef GT_WKV6_BACKWARD_STRONG_DECAY_CUH
 #define GT_WKV6_BACKWARD_STRONG_DECAY_CUH
 
@@ -35,8 +37,8 @@ struct StrongColumn {
           r0(row_of<T>(p, me, OF_R, t0) + me.slice0 + channel), k0(row_of<T>(p, me, OF_K, t0) + me.slice0 + channel),
           w0(row_of<W>(p, me, OF_W, t0) + me.slice0 + channel) {}
 
-    /* The element of token t of the sub-chunk, or of a neighbour in the chunk; otherwise 0.  h: -log2 of the token's
-     * decay. */
+    /* Returns the element of token t, counted from the sub-chunk's first token.  t may lie in a neighbouring sub-chunk;
+     * outside of the chunk the result is 0.  h() is -log2 of the token's decay. */
     template <class E>
     GT_METHOD float load(const E* from, int tensor, int t) const {
         const bool inside = t < tokens && t0 + t >= 0 && t0 + t < CHECKPOINT;
@@ -50,7 +52,8 @@ struct StrongColumn {
     }
 };
 
-/* Computes R, K and E again.  The sums to the sub-chunk's end only add, since they may be infinite. */
+/* Computes R, K and E again.  The decays to the sub-chunk's end are summed from the end, without subtractions, because
+ * a sum may be infinite. */
 template <class C>
 GT_DEV void prepare_strong_column(const BackwardParams& p, const BackwardBlock<C>& me, int sub_chunk, int channel) {
     const StrongColumn<C> own(p, me, sub_chunk, channel);
@@ -69,7 +72,7 @@ GT_DEV void prepare_strong_column(const BackwardParams& p, const BackwardBlock<C
     sts<float>(me.smem + C::E + 4 * (sub_chunk * C::CHANNELS + channel), sub_chunk_decay(after));
 }
 
-/* A of the sub-chunk, in the order of pair_products().  A lane goes down row i, for every other channel. */
+/* Computes A of the sub-chunk, in the order of pair_products().  A lane computes row i, over every second channel. */
 template <class C>
 GT_DEV void strong_pairs(const BackwardParams& p, const BackwardBlock<C>& me, float (&A)[2][4]) {
     const int i = lane_id() % SUB_CHUNK;
@@ -88,7 +91,7 @@ GT_DEV void strong_pairs(const BackwardParams& p, const BackwardBlock<C>& me, fl
     GT_UNROLL
     for (int j = 0; j < SUB_CHUNK; j++) a[j] += shfl_xor(a[j], SUB_CHUNK);
     GT_UNROLL
-    for (int x = 0; x < 8; x++) { /* token j of row i goes to the lane that needs it as operand */
+    for (int x = 0; x < 8; x++) { /* element j of row i goes to the lane that needs it as an operand */
         const int row = 4 * me.j + 2 * (x % 2) + x / 4;
         GT_UNROLL
         for (int g = 0; g < 8; g++) {
@@ -98,18 +101,19 @@ GT_DEV void strong_pairs(const BackwardParams& p, const BackwardBlock<C>& me, fl
     }
 }
 
-/* Sums over the channel's pairs that cross the whole sub-chunk, and the correction of dg there. */
+/* Returns `crossing` of a channel, defined at the top of this file.  For bf16 the result includes the correction of dg
+ * (backward.cuh). */
 template <class C>
 GT_DEV float strong_crossing(const BackwardBlock<C>& me, int sub_chunk, int channel) {
     const auto of = [&](int vector) { return lds<float>(me.smem + vector + 4 * channel); };
     const auto E = [&](int a) { return of(C::E + 4 * a * C::CHANNELS); };
-    float sum = 0.0f, end = 0.0f, decay = 1.0f, sums[C::SUMS] = {}; /* end: dg of the chunk's end */
+    float sum = 0.0f, end = 0.0f, decay = 1.0f, sums[C::SUMS] = {}; /* end: dg at the chunk's end */
     for (int c = sub_chunk + 1; c < SUB_CHUNKS; c++) {
         decay *= E(c - 1);
         sum = fma_rn(decay, of(sub_chunk == 0 ? C::FIRST + 4 * c * C::CHANNELS : strong_ends<C>(sub_chunk, c)), sum);
     }
     decay = 1.0f;
-    for (int b = SUB_CHUNKS - 1; b >= 0; b--) { /* b: an earlier sub-chunk; decay: from its end on */
+    for (int b = SUB_CHUNKS - 1; b >= 0; b--) { /* decay: from the end of sub-chunk b to the end of the chunk */
         const float begins = of(C::STRONG_DECAY_BEGINS + 4 * b * C::CHANNELS);
         if (b < sub_chunk) sum = fma_rn(decay, begins, sum);
         end = fma_rn(decay, begins, end);
@@ -127,8 +131,8 @@ GT_DEV float strong_crossing(const BackwardBlock<C>& me, int sub_chunk, int chan
     return sum;
 }
 
-/* Computes dr, dk, dw and du of a channel of a sub-chunk.  Inner loops run over registers and are unrolled; outer loops
- * are not. */
+/* Computes dr, dk, dw and du of a channel of a sub-chunk.  Inner loops are unrolled, because they index arrays in
+ * registers; outer loops are not unrolled. */
 template <class C>
 GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>& me, int sub_chunk, int channel) {
     using T = typename C::T;
@@ -140,7 +144,7 @@ GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>
     const auto sum_at = [&](int of, int t) {
         return lds<float>(me.smem + of + fragment_of<C::CHANNELS>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
     };
-    /* x: k, then r; decayed: one bit a token */
+    /* x: k, later r.  decayed: -log2 of the decay so far. */
     float d[SUB_CHUNK], x[SUB_CHUNK], dg[SUB_CHUNK], decayed = 0.0f, du = 0.0f;
     GT_UNROLL
     for (int t = 0; t < SUB_CHUNK; t++) {
@@ -194,7 +198,7 @@ GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>
     if (!p.tensors[OF_DW].data) return;
     GT_UNROLL
     for (int t = 0; t < SUB_CHUNK; t++) {
-        /* h may be infinite if no decay is left */
+        /* If d = 0, h may be infinite, and h * dg could be NaN. */
         const float dw = d[t] == 0.0f ? 0.0f : p.raw ? -LN_2 * own.h(t) * dg[t] : dg[t];
         if (t < own.tokens) Element<W>::store(row_of<W>(p, me, OF_DW, own.t0 + t), n, dw);
     }

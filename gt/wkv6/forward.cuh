@@ -1,51 +1,55 @@
 /* gt/wkv6/forward.cuh - forward on tensor cores: N = V in 32, 64, 128.
  *
- * Let c_t = -log2 of the product of the decays before token t of the sub-chunk.  Then
+ * The pass goes through time in sub-chunks of 16 tokens.  Let c_t = -log2 of the product of the decays before token t
+ * of the sub-chunk.  Then
  *     R_t = r_t 2^-c_t                    K_t = k_t 2^c_(t+1)        A = tril(R K^T) + diag(bonus)
  *     y   = scale (R S + A v)             S <- E . (S + K^T v)       E = 2^-c_16
- * The same operands R and K serve the pairs inside the sub-chunk, the output and the state.  2^c grows, so it is
- * bounded.  c_16 of a channel reaches STRONG_DECAY_LIMIT by a hard reset, or by 16 decays under 2^-4.  In that case the
- * channel's group of 16 channels takes the strong-decay path for that sub-chunk.  There K holds k_t prod_{m>t} d_m,
- * running products make the group's share of A, and S is scaled before the update.  Neither path clamps a decay.
- * On compute capability 9.0, N = 128 in 16 bits has a kernel of its own: forward_hopper_kernel.
+ * The same operands R and K serve the pairs inside the sub-chunk, the output and the state.  2^c grows, so c must be
+ * limited.  A hard reset, or 16 decays below 2^-4, bring c_16 of a channel to STRONG_DECAY_LIMIT.  Then the channel's
+ * group of 16 channels takes the strong-decay path for that sub-chunk.  On this path K holds k_t prod_{m>t} d_m,
+ * running products compute the group's share of A, and S is scaled before the update.  Neither path clamps a decay.
+ * On compute capability 9.0, N = 128 in 16 bits has a kernel of its own: forward_hopper_kernel (forward_sm90.cuh).
  *
- * grid ceil(sequences*H*segments/HEADS).  For packed sequences the grid is smaller (most_blocks), and blocks take work
+ * grid: ceil(sequences*H*segments/HEADS).  For packed sequences the grid is smaller (most_blocks), and blocks take work
  * in turn (take_work).  For each of its HEADS heads a block has two roles:
- *   GROUPS producer warps, 16 channels each.  They copy the inputs (cp.async, AHEAD sub-chunks ahead) and compute R, K,
- *     E and the bonus.  A lane has 2 channels of 4 consecutive tokens; a running sum takes four shuffles (scan_quads).
- *   N / COLUMNS consumer warps.  They hold the state and compute A, y and the new state.
+ *   - GROUPS producer warps, with 16 channels each.  They copy the inputs by cp.async, AHEAD sub-chunks ahead, and
+ *     compute R, K, E and the bonus.  A lane has 2 channels of 4 consecutive tokens; a running sum takes four shuffles
+ *     (scan_quads).
+ *   - N / COLUMNS consumer warps.  They hold the state and compute A, y and the new state.
  * The roles share two buffers, each with two mbarriers: producers arrive at FULL, consumers at EMPTY.
  *
  * Lanes: g = lane / 4 and j = lane % 4, as device.cuh defines them for fragments.
- * S^T of a consumer warp lies in accumulators, MT x NT tiles of 16 x 8: 64 registers, 32 at N = 32.  A pair of
- * accumulators is also the B operand of R S without a move, because R permutes the inner index alike.
- * Products are of tf32, which has 11 bits and the range of fp32.  R, K and A are rounded to tf32 (2^-11), S is
- * truncated (2^-10), and 16-bit v is exact.  bf16's own rounding of y is larger, 2^-8; f16's is about as large.  fp32:
- * see below.
+ * State: a consumer warp holds its part of S^T in accumulators, MT x NT tiles of 16 x 8: 64 registers, 32 at N = 32.  A
+ * pair of accumulators is also the B operand of R S, without a move, because R permutes the inner index in the same
+ * way.
+ * Accuracy: products are of tf32, which has 11 bits and the range of fp32.  R, K and A are rounded to tf32 (2^-11), S
+ * is truncated (2^-10), and 16-bit v is exact.  The rounding of y to bf16 is larger, 2^-8; to f16 it is about as large.
+ * fp32: see below.
  * Columns of a consumer warp: column c of tile i stands for value 2 TILES (c/2) + 2i + c%2, so that a lane ends with 2
  * TILES adjacent outputs.  v is stored in this permuted order.
  * Rows of A and y: row g is token 2g, row g + 8 is token 2g + 1.  R is stored as fragments of 16 bytes, two tokens by
- * two channels.  Each fragment is one lane's left operand.
- * shared, per head and buffer: R [8, N/2+4] fragments; K [16, N+8] fp32, with columns xor 24 in rows with bit 2 set,
- * which avoids bank conflicts; v [16, N+8]; E [N]; bonus [16,GROUPS]; A of strong-decay groups.  At N = 64 this is 16
- * KB; two buffers and the rings are 70 KB.
+ * two channels.  A fragment is the left operand of one lane.
+ * shared, per head and buffer: R, [8, N/2+4] fragments; K, [16, N+8] fp32; v, [16, N+8]; E, [N]; bonus, [16, GROUPS]; A
+ * of strong-decay groups.  To avoid bank conflicts, rows of K whose bit 2 is set exchange their columns by xor 24.  At
+ * N = 64 this is 16 KB; two buffers and the rings are 70 KB.
  * tensor cores per sub-chunk and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
- * bytes: every input once, y once, states and checkpoints once.  The order of sums is fixed: deterministic.
+ * bytes: every input once, y once, states and checkpoints once.  The order of sums is fixed, so results are
+ * deterministic.
  *
- * fp32 activations (TF32X3): every product becomes three.  x = hi + lo: hi is the upper 11 bits of x, lo the rest, and
- * both are tf32.  The sum
- *     a b ~ a b + a_lo b + a b_lo
+ * fp32 activations (TF32X3): three products replace every product.  x = hi + lo, where hi is the upper 11 bits of x and
+ * lo the rest; both are tf32.  The sum
+ *     a b ~ a_hi b_hi + a_lo b_hi + a_hi b_lo
  * drops 2^-21 of a b.  The tensor core ignores bits below tf32, so x itself serves as the operand hi.
- *   - Operands lie in shared memory once, in fp32.  A mask and a subtraction split them where they are used; S is split
- *     alike.  Storing both terms would double shared memory and save a tenth of the instructions.
+ *   - Shared memory holds operands once, in fp32.  Readers split them by a mask and a subtraction, and split S in the
+ *     same way.  Storing both terms would double shared memory and save only a tenth of the instructions.
  *   - Tensor cores round sums towards zero.  So the small products have their own accumulators, and tensor cores never
  *     accumulate into S: a sub-chunk's sum starts at zero, and an fp32 addition adds it to S (update_state_3xtf32).
- *   - E near 1 is stored as keep and factor (Scale), not rounded to fp32.  The rounding would show in a state of 4096
- *     sub-chunks.
- *   - Below 64, c has an error of at most 2^-19, and 2^c one of 2e-6, but only where products of R and K are tiny.
- *     Neighbouring tokens have larger products, but their sums share all but the last roundings.  Measured: 7e-7 of y
- *     and of states.
- * v lies in fragments as R does (value_fragment), in the order of a left operand.
+ *   - E near 1 is stored as keep and factor (Scale), not rounded to fp32.  After 4096 sub-chunks that rounding would
+ *     show in the state.
+ *   - For c < 64 the error of c is at most 2^-19, and the relative error of 2^c is 2e-6.  Errors of this size occur
+ *     only where products of R and K are tiny.  Neighbouring tokens have larger products, but their values of c share
+ *     all roundings except the last ones.  The measured error of y and of states is 7e-7.
+ * v lies in fragments, as R does (value_fragment), in the order of a left operand.
  * shared, N = 64: a buffer is 18 KB; two buffers and the rings, 2 sub-chunks deep, are 74 KB.  N = 128: 108 KB.
  * registers: S 64, y with the small products 32, A 16. */
 #ifndef GT_WKV6_FORWARD_CUH
@@ -64,15 +68,15 @@ struct ConsumerWarp {
     float S[C::MT][C::NT][4];
     int g, j;    /* lane / 4, lane % 4 */
     int column0; /* the first of the warp's values */
-    /* addresses in buffer 0.  Entry i serves columns 8i .. 8i+7 of every 32, or those columns xor 24. */
+    /* Addresses in buffer 0.  Entry i serves columns 8i .. 8i+7 of every 32 columns, or these columns xor 24. */
     uint32_t row[4];    /* K, row g, columns 2j */
     uint32_t column[4]; /* K, row 2j (fp32: 6 - 2j), column g */
     uint32_t fragments; /* R, tokens 2g and 2g + 1, channels 2j and 2j + 1 */
     uint32_t values_left, values_right, bonus, scales, pairs, flags;
-    uint32_t full, empty; /* mbarriers.  Ring does not fit: in the unrolled loop the buffer is a constant. */
+    uint32_t full, empty; /* mbarriers; not a Ring, because in the unrolled loop the buffer is a constant */
 
-    /* The pair of tokens that the lane multiplies in the update.  In fp32 the pair is 3 - j.  With j the compiler would
-     * load v once for two operands that need it in different registers. */
+    /* Returns the pair of tokens that the lane multiplies in the update.  In fp32 the pair is 3 - j.  With j the
+     * compiler would load v once for two operands, which then need it in different registers. */
     GT_METHOD int token_pair() const { return C::TF32X3 ? 3 - j : j; }
 
     GT_METHOD void set_addresses(uint32_t buffer0) {
@@ -101,8 +105,8 @@ struct ConsumerWarp {
         empty = buffer0 + C::EMPTY;
     }
 
-    /* By swaps with lane ^ 4, a lane gathers 2 TILES adjacent values of channel 8 nt + 2j + g % 2, from
-     * gathered_column() on. */
+    /* Gathers 2 TILES adjacent values of channel 8 nt + 2j + g % 2, from gathered_column() on.  The lane swaps values
+     * with lane ^ 4. */
     GT_METHOD void gather_row(int nt, float (&x)[2 * C::TILES]) const {
         const bool odd = g & 1;
         GT_UNROLL
@@ -150,8 +154,8 @@ struct ConsumerWarp {
         for (int x = 0; x < C::MT * 4; x++) S[x / 4][nt][x % 4] *= x % 2 ? decay.y : decay.x;
     }
 
-    /* Update of an fp32 state without loss of accuracy: S <- E . (S + added), or, if S is scaled first, S <- E . S +
-     * added.  E is a sum of two terms (Scale). */
+    /* Updates an fp32 state without loss of accuracy: S <- E . (S + added) or, with scale_first, S <- E . S + added.  E
+     * is a sum of two terms (Scale). */
     GT_METHOD void rescale_and_add(int nt, float4 scale, const float (&added)[C::MT][4], bool scale_first) {
         GT_UNROLL
         for (int x = 0; x < C::MT * 4; x++) {
@@ -173,8 +177,8 @@ struct ConsumerWarp {
     }
 };
 
-/* Flags of the groups that take the strong-decay path.  fp32 has no registers to spare, so there one register holds
- * all. */
+/* Flags of the groups that take the strong-decay path, in one register.  Only the fp32 kernels use this form, since
+ * they have no registers to spare. */
 struct StrongMask {
     uint32_t bits;
     template <int COUNT>
@@ -188,7 +192,7 @@ struct StrongMask {
 template <class C>
 using StrongGroups = typename std::conditional<C::TF32X3, StrongMask, const uint32_t (&)[C::GROUPS]>::type;
 
-/* v as left operands: transposed matrices of 8 tokens each. */
+/* Unpacks v, loaded as transposed matrices of 8 tokens each, into two left operands. */
 template <class T>
 GT_DEV void unpack_left(const uint32_t (&x)[4], float (&v)[2][4]) {
     using E = Element<T>;
@@ -203,9 +207,9 @@ GT_DEV void unpack_left(const uint32_t (&x)[4], float (&v)[2][4]) {
 
 /* ---- the update of the state -------------------------------------------------------------------------------- */
 
-/* S^T <- (S^T + v^T K) . E.  With STRONG_DECAY the groups that take that path compute S^T . E + v^T K instead.  v is
- * loaded again although state_sub_chunk has loaded it: a left operand needs other adjacent registers, and a load costs
- * less than the moves. */
+/* S^T <- (S^T + v^T K) . E.  With STRONG_DECAY the groups on the strong-decay path compute S^T . E + v^T K instead.
+ * state_sub_chunk has loaded v already, but a left operand needs v in other registers.  Loading v again costs less than
+ * moving it. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void update_state_rounded(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong) {
     float v[C::MT][2][4];
@@ -230,9 +234,9 @@ GT_DEV void update_state_rounded(ConsumerWarp<C>& me, int offset, StrongGroups<C
     }
 }
 
-/* The sum that a sub-chunk adds to a tile of an fp32 state, small products first.  The sum starts at zero and S is
- * added afterwards: tensor cores round towards zero, and over a long memory this would lose far more than fp32
- * additions. */
+/* Computes the sum that a sub-chunk adds to a tile of an fp32 state, small products first.  The sum starts at zero; the
+ * caller adds it to S in fp32.  If tensor cores accumulated into S, their rounding towards zero would lose far more
+ * over a long memory. */
 template <int MT>
 GT_DEV void multiply_3xtf32(float (&added)[MT][4], const float (&v)[MT][2][4], const float (&lo)[MT][2][4],
                             const float (&k)[2][2]) {
@@ -246,7 +250,7 @@ GT_DEV void multiply_3xtf32(float (&added)[MT][4], const float (&v)[MT][2][4], c
     for (int i = 0; i < 2 * MT; i++) mma_tf32(added[i % MT], v[i % MT][i / MT], k[i / MT][0], k[i / MT][1]);
 }
 
-/* The update of an fp32 state.  No operand loses bits to tf32. */
+/* Updates an fp32 state.  All operands are split, so none loses bits to tf32. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void update_state_3xtf32(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong) {
     float v[C::MT][2][4], lo[C::MT][2][4];
@@ -279,8 +283,8 @@ GT_DEV void update_state_warp(ConsumerWarp<C>& me, int offset, StrongGroups<C> s
 
 /* ---- the output --------------------------------------------------------------------------------------------- */
 
-/* Adds a strong-decay group's part of A, which lies at `pairs` in shared memory.  A[i] holds tokens 2g and 2g + 1 by
- * tokens 8i + 2j and 8i + 2j + 1. */
+/* Adds the part of A that a strong-decay group has stored in shared memory at `pairs`.  A[i] holds tokens 2g and 2g + 1
+ * by tokens 8i + 2j and 8i + 2j + 1. */
 GT_DEV void add_strong_pairs(uint32_t pairs, float (&A)[2][4]) {
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tile e / 2, token 2g + e % 2 */
@@ -290,7 +294,8 @@ GT_DEV void add_strong_pairs(uint32_t pairs, float (&A)[2][4]) {
     }
 }
 
-/* Turns A into an operand: strictly lower triangular, with the bonus of tokens 2g and 2g + 1 on the diagonal. */
+/* Turns A into an operand: keeps the part below the diagonal, and puts the bonus of tokens 2g and 2g + 1 on the
+ * diagonal. */
 template <class C>
 GT_DEV void complete_pairs(int g, int j, const float (&bonus)[2], float (&A)[2][4]) {
     GT_UNROLL
@@ -303,7 +308,7 @@ GT_DEV void complete_pairs(int g, int j, const float (&bonus)[2], float (&A)[2][
     }
 }
 
-/* Multiplies y by scale.  The branch pays, since scale is nearly always 1; is_scaled is false then.  Kernels compute
+/* Multiplies y by scale, unless scale is 1, as in nearly every call; then is_scaled is false.  Kernels compute
  * is_scaled before their loop.  Inside the loop every sub-chunk would wait for a load of the constant. */
 template <int TILES>
 GT_DEV void scale_y(bool is_scaled, float scale, float (&y)[TILES][4]) {
@@ -312,7 +317,7 @@ GT_DEV void scale_y(bool is_scaled, float scale, float (&y)[TILES][4]) {
     for (int i = 0; i < 4 * TILES; i++) y[i / 4][i % 4] *= scale;
 }
 
-/* A consumer warp's work on one sub-chunk: computes y of 16 tokens in y[tile][4], and moves S on to the next sub-chunk.
+/* A consumer warp's work on one sub-chunk: computes y of 16 tokens in y[tile][4], and updates S.
  * STRONG_DECAY: some groups take the strong-decay path. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void state_sub_chunk(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong, float (&y)[C::TILES][4]) {
@@ -397,7 +402,8 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
                            offset_of(p.y_stride, span.b, span.start + 2 * me.g, span.h) + me.column0 +
                            2 * C::TILES * me.j;
 
-    const bool scales = p.in.scale != 1.0f, is_scaled = C::TF32X3 ? scales : warp_any(scales); /* fp32: no register */
+    /* warp_any() makes the compiler keep the answer in a register, which fp32 cannot spare. */
+    const bool scales = p.in.scale != 1.0f, is_scaled = C::TF32X3 ? scales : warp_any(scales);
     constexpr int UNROLLED = C::TF32X3 && C::N == 64 ? 1 : 2; /* fp32: two unrolled sub-chunks would spill */
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk += UNROLLED) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) {
@@ -444,7 +450,7 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
             }
         }
     }
-    /* computed again instead of kept, because registers are short */
+    /* Compute the span again: no registers are left to keep it over the loop. */
     const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), sub);
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }

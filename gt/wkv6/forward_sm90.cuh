@@ -1,31 +1,32 @@
-/* gt/wkv6/forward_sm90.cuh - forward, and states alone, on compute capability 9.0: 16-bit activations, N = V = 128.
+/* gt/wkv6/forward_sm90.cuh - forward, and a pass that computes only states, on compute capability 9.0: 16-bit
+ * activations, N = V = 128.
  *
- * forward_hopper_kernel has the block, sub-chunks, operands and consumer warp's state of forward_tensor_kernel, except:
- *     S^T += v^T K      is by wgmma, twice a sub-chunk: a warpgroup of 4 consumer warps has 64 values.  ConsumerWarp::S
- *         is its accumulators, in the same order.  v^T comes from registers.  K comes from shared memory, read once for
- *         all four warps.  Meanwhile the warps add A v to y and store y.
- *     y = R S           stays with mma_tf32, for which an accumulator pair of S is a right operand.  A left operand of
- *         wgmma has another order, and no registers are left to move S.
- *     A                 is computed once a sub-chunk, by the producer warps in turn.  A warp does this one sub-chunk
- *         after it has prepared its own part, so that it does not wait for other warps.  Four buffers keep consumer
- *         warps from waiting for A.  Each buffer has a third mbarrier for A, A_FULL.
- *     E is deferred: S is not scaled yet.  R and K of later sub-chunks contain E instead, as 2^-(deferred + c_t) and
- *         2^(deferred + c_(t+1)), until a checkpoint, the end of the pass, or DEFERRED_LIMIT in a channel of a group.
- *         Then all of S is scaled: once in four sub-chunks, more often under strong decay.  The strong-decay path
- *         also scales S by the deferred decay.
- * states_hopper_kernel computes S alone, without r, A and y.  Segments need it, and chunks do if forward saved no
- * states.  Its states equal forward's bit for bit.
- * K has wgmma's layout without swizzle: 8 channels by 4 tokens are 128 bytes.  These blocks lie 144 bytes apart, so
- * that stores of a producer lane (4 tokens of 2 channels) and loads for A have no bank conflicts.  A producer warp
- * makes K visible to the asynchronous proxy (fence_async_proxy) before it arrives at FULL.
+ * forward_hopper_kernel works as forward_tensor_kernel does (forward.cuh), with four differences:
+ *   - S^T += v^T K uses wgmma, twice a sub-chunk.  A warpgroup of 4 consumer warps has 64 values, and ConsumerWarp::S
+ *     is its accumulators, in the same order.  v^T comes from registers.  K comes from shared memory, which the
+ *     hardware reads once for all four warps.  While wgmma runs, the warps add A v to y and store y.
+ *   - Producer warps compute A, in turn, once for all consumer warps.  A warp computes A of a sub-chunk after it has
+ *     prepared its part of the next sub-chunk, so that it waits for no other warp.  Four buffers keep consumer warps
+ *     from waiting for A.  Each buffer has a third mbarrier for A: A_FULL.
+ *   - The decay E of S is deferred.  For a while S is not scaled; R and K of later sub-chunks contain the deferred
+ *     decay instead, as 2^-(deferred + c_t) and 2^(deferred + c_(t+1)).  S is scaled at every checkpoint, at the end of
+ *     the pass, and when the deferred decay of a channel exceeds DEFERRED_LIMIT.  So S is scaled once in four
+ *     sub-chunks, and more often under strong decay.  The strong-decay path also scales S by the deferred decay.
+ *   - K has wgmma's layout without swizzle: 8 channels by 4 tokens are 128 bytes.  These blocks lie 144 bytes apart, so
+ *     that stores of a producer lane (4 tokens of 2 channels) and loads for A have no bank conflicts.  A producer warp
+ *     makes K visible to the asynchronous proxy (fence_async_proxy) before it arrives at FULL.
+ * y = R S still uses mma_tf32, for which a pair of accumulators of S is a right operand.  A left operand of wgmma has
+ * another order, and no registers are left to move S.
+ * states_hopper_kernel computes only S, without r, A and y.  It serves the local pass over segments, and backward if
+ * forward has saved no states.  Its states equal forward's bit for bit.
  *
- * registers: S is 64 of 128.  Registers keep the addresses (kept()): otherwise a third of a producer warp's
+ * registers: S takes 64 of 128.  Addresses stay in registers (kept()); otherwise a third of a producer warp's
  * instructions would compute them again.
- * shared: 32.4 KB a buffer, with the rings 205 KB, or 226 KB if w is fp32.  Wavefronts a sub-chunk and head: 1560,
- * including 512 for R (forward_tensor_kernel: 2544).
+ * shared: 32.4 KB a buffer; with the rings 205 KB, or 226 KB if w is fp32.  Shared-memory wavefronts per sub-chunk and
+ * head: 1560, including 512 for R (forward_tensor_kernel: 2544).
  * tensor cores per sub-chunk and head: 32 + 8 x 36 m16n8k8 and 4 m64n128k8.
  * issue slots per token and head, counted: 246 (forward_tensor_kernel: 370).
- * bytes: as forward_tensor_kernel. */
+ * bytes: as in forward_tensor_kernel. */
 #ifndef GT_WKV6_FORWARD_SM90_CUH
 #define GT_WKV6_FORWARD_SM90_CUH
 
@@ -52,9 +53,9 @@ struct HopperTraits : TensorTraits<T_, W_, 128> {
     static constexpr int FULL = STRONG_DECAY + 2 * GROUPS, EMPTY = FULL + 8, A_FULL = EMPTY + 8,
                          WORK = STRONG_DECAY + 56, PAIRS = STRONG_DECAY + 64;
     static constexpr int HEAD_BUFFER = PAIRS + 4 * SUB_CHUNK * SUB_CHUNK * GROUPS, BUFFER = HEAD_BUFFER;
-    using Buffers = Ring<BUFFERS, FULL, EMPTY, BUFFER>;      /* a buffer's barriers lie behind the buffer */
-    using Pairs = Ring<BUFFERS, A_FULL, NO_BARRIER, BUFFER>; /* A needs no barrier to become free: it is free with its
-                                                              * buffer */
+    using Buffers = Ring<BUFFERS, FULL, EMPTY, BUFFER>;      /* every buffer contains its own barriers */
+    using Pairs = Ring<BUFFERS, A_FULL, NO_BARRIER, BUFFER>; /* A becomes free together with its buffer, so it needs no
+                                                              * barrier for that */
     static constexpr int RING = BUFFERS * BUFFER, SMEM = RING + PRODUCER_WARPS * AHEAD * Base::STAGE;
     static_assert(!Base::TF32X3 && PRODUCER_WARPS % 4 == 0 && Base::CONSUMER_WARPS % 4 == 0, "warpgroups");
     static_assert(FULL % 8 == 0 && A_FULL + 8 <= WORK && BUFFER % 16 == 0, "flags, then mbarriers");
@@ -63,12 +64,13 @@ struct HopperTraits : TensorTraits<T_, W_, 128> {
 
 /* ---- a group's deferred decay ------------------------------------------------------------------------------- */
 
-constexpr float DEFERRED_LIMIT = 16.0f; /* the most decay that may be deferred, log2 */
+constexpr float DEFERRED_LIMIT = 16.0f; /* limit of -log2 of the deferred decay */
 
-/* Flags of a group in a sub-chunk: S is scaled before the update (strong decay), or after it. */
+/* Flags of a group in a sub-chunk.  IS_STRONG_DECAY: consumer warps scale S before the update.  IS_SCALED: they scale S
+ * after the update. */
 constexpr uint32_t IS_STRONG_DECAY = 1, IS_SCALED = 2;
 
-/* The flags of all groups, as STRONG_DECAY holds them: 16 bits each. */
+/* The flags of all groups, 16 bits each, as they lie in shared memory at STRONG_DECAY. */
 template <class C>
 struct GroupFlags {
     uint32_t words[C::GROUPS / 2];
@@ -83,20 +85,20 @@ struct GroupFlags {
     GT_METHOD bool operator[](int group) const { return words[group / 2] >> 16 * (group % 2) & IS_STRONG_DECAY; }
 };
 
-/* Returns x but hides its origin from the compiler, so that x stays in a register.  Otherwise the compiler would
- * compute x again in every sub-chunk. */
+/* Returns x.  The shuffle hides from the compiler how x was computed, so x stays in a register.  Otherwise the compiler
+ * would compute x again in every sub-chunk. */
 GT_DEV uint32_t kept(uint32_t x) { return shfl_idx(x, lane_id()); }
 
 /* ---- producer warps ---------------------------------------------------------------------------------------- */
 
 template <class C>
 struct HopperProducer : Producer<C> {
-    float deferred[2]; /* log2 of the channels' decay that S still lacks */
+    float deferred[2]; /* -log2 of the decay that S still lacks, for the lane's two channels */
     uint32_t flags;    /* address of the group's flags in buffer 0 */
-    /* Addresses in stage 0 where the lane reads r and k, reads w, and copies to; v_stride: between the tokens that it
-     * copies. */
+    /* Addresses in stage 0.  read_at, w_read_at: where the lane reads r and k, and w.  copy_at, w_copy_at: where it
+     * copies r and k, and w, to.  v_stride: where it copies v to and reads v. */
     uint32_t read_at, w_read_at, copy_at, w_copy_at, v_stride;
-    int copy_row, w_copy_row, v_copy_row;
+    int copy_row, w_copy_row, v_copy_row; /* tokens of the sub-chunk that the lane copies */
 };
 
 template <class C>
@@ -111,8 +113,8 @@ GT_DEV void init_producer(HopperProducer<C>& me, uint32_t smem) {
     me.r_fragment = kept(smem + C::R + 16 * (2 * me.quad * C::FRAGMENTS + me.channel / 2));
     me.k_row = kept(smem + C::K + me.quad * C::PLANE + me.channel / 8 * C::BLOCK + me.channel % 8 * 16);
     me.values = kept(smem + C::VALUES + 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0))));
-    /* The order in which consumer warps read: 2 channels of a tile, then 2 of the next.  The lane writes one of its two
-     * channels. */
+    /* Scales lie in the order in which consumer warps read them: 2 channels of a tile, then 2 of the next tile.  The
+     * lane writes the scale of one of its two channels. */
     me.scale = kept(smem + C::SCALE + 64 * me.group + 16 * (lane % 4) + 8 * (lane / 4 % 2) + 4 * (me.quad % 2));
     me.bonus = kept(smem + C::BONUS + 4 * (SUB_CHUNK * me.group + 4 * me.quad + bonus_token()));
     me.flags = kept(smem + C::STRONG_DECAY + 2 * me.group);
@@ -132,7 +134,7 @@ GT_DEV void init_producer(HopperProducer<C>& me, uint32_t smem) {
     me.v_copy_row = kept(me.v_row(0));
 }
 
-/* Starts the copies of the next sub-chunk.  Beyond the span the copies write zeros, which no warp reads. */
+/* Starts to copy the next sub-chunk.  Past the end of the span the copies write zeros, which no warp reads. */
 template <class C>
 GT_DEV void copy_sub_chunk(HopperProducer<C>& me, int sub_chunk) {
     const uint32_t to = sub_chunk % C::AHEAD * C::STAGE;
@@ -141,7 +143,7 @@ GT_DEV void copy_sub_chunk(HopperProducer<C>& me, int sub_chunk) {
     me.k[0].copy(me.copy_at + to + C::RING_K, true, me.copy_row < left);
     me.v[0].copy(me.v_stride + to, true, me.v_copy_row < left);
     GT_UNROLL
-    for (int i = 0; i < me.W_PIECES; i++) { /* each piece is half a sub-chunk further */
+    for (int i = 0; i < me.W_PIECES; i++) { /* each piece is half a sub-chunk after the previous one */
         const int half = i * ring_at<C>(SUB_CHUNK / 2) * (int)sizeof(typename C::W);
         me.w[i].copy(me.w_copy_at + to + C::RING_W + half, true, me.w_copy_row + i * SUB_CHUNK / 2 < left);
     }
@@ -164,7 +166,7 @@ GT_DEV RawSubChunk<C> read_sub_chunk(const HopperProducer<C>& me, int stage) {
     return x;
 }
 
-/* As prepare_sub_chunk, but the state still lacks the deferred decay. */
+/* prepare_sub_chunk() for a state that still lacks the deferred decay. */
 template <class C>
 GT_DEV void hopper_prepare_sub_chunk(HopperProducer<C>& me, const RawSubChunk<C>& x, int sub_chunk, int buffer,
                                      int stage) {
@@ -189,7 +191,7 @@ GT_DEV void hopper_prepare_sub_chunk(HopperProducer<C>& me, const RawSubChunk<C>
     });
     GT_UNROLL
     for (int e = 0; e < 2; e++) sts<float4>(me.k_row + offset + 16 * e, {k[e][0], k[e][1], k[e][2], k[e][3]});
-    if (strong) { /* store this path's K over the other K */
+    if (strong) { /* K of the strong-decay path overwrites the usual K */
         prepare_strong_decay<C>(me, x, h, buffer, stage, [&](int i, float2 pair) {
             sts<float>(me.k_row + offset + 4 * i, pair.x);
             sts<float>(me.k_row + offset + 4 * i + 16, pair.y);
@@ -201,7 +203,7 @@ GT_DEV void hopper_prepare_sub_chunk(HopperProducer<C>& me, const RawSubChunk<C>
     }
     const uint32_t flags = (strong ? IS_STRONG_DECAY : 0) | (scaled ? IS_SCALED : 0);
     if (lane_id() == 0) sts<uint16_t>(me.flags + offset, (uint16_t)flags);
-    if (me.quad < 2) { /* a channel each; 1 if only other groups are scaled */
+    if (me.quad < 2) { /* each lane stores the factor of one channel: 1 if this group is not scaled */
         const float decay = scaled ? sub_chunk_decay(me.quad ? end[1] : end[0]) : 1.0f;
         sts<float>(me.scale + offset, strong ? 1.0f : decay);
         if (strong) sts<float>(me.scale + offset + C::STRONG_DECAY_SCALE - C::SCALE, decay);
@@ -213,12 +215,12 @@ GT_DEV void hopper_prepare_sub_chunk(HopperProducer<C>& me, const RawSubChunk<C>
 
 /* ---- A of a sub-chunk -------------------------------------------------------------------------------------------- */
 
-/* A producer warp while it computes A of a sub-chunk.  Lane (g, j) has tokens 2g and 2g + 1.  Addresses are in buffer
- * 0. */
+/* A producer warp while it computes A of a sub-chunk.  Lane (g, j) has tokens 2g and 2g + 1 as rows.  Addresses are in
+ * buffer 0. */
 template <class C>
 struct PairsWarp {
     int g, j;
-    uint32_t fragments, columns, bonus, pairs, to; /* fragments: R; columns: K; to: A, as left operands */
+    uint32_t fragments, columns, bonus, pairs, to; /* R; K; bonus; A of strong-decay groups; A, as left operands */
 
     GT_METHOD void set_addresses(uint32_t buffer0) {
         g = lane_id() / 4;
@@ -297,13 +299,13 @@ GT_DEV void hopper_produce(const TensorParams& p, uint32_t smem, int work) {
             sync_warp(); /* all lanes have read the stage */
             copy_sub_chunk<C>(me, sub_chunk + C::AHEAD);
         }
-        /* A is computed one sub-chunk later: by then the warp waits for no other warp. */
+        /* A of a sub-chunk is computed one sub-chunk later, when the warp no longer has to wait for other warps. */
         if (C::MAKES_Y && sub_chunk > 0 && sub_chunk % C::PRODUCER_WARPS == turn_after)
             make_pairs_of<C>(pairs, smem, sub_chunk - 1);
     }
     cp_async_wait<0>();
     if constexpr (!C::MAKES_Y) {
-        /* computed again, because registers are short */
+        /* Compute the span again: no registers are left to keep it over the loop. */
         const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0);
         store_decays<C>(p, same, me, 0);
     }
@@ -320,7 +322,7 @@ struct HopperStateWarp : ConsumerWarp<C> {
         k = smem + C::K;
         left = kept(smem + C::A + 16 * lane_id());
         this->fragments = kept(this->fragments);
-        /* As in ConsumerWarp, but a lane's two tokens are 4 apart, since K has the tokens in order. */
+        /* As in ConsumerWarp, but a lane's two tokens are 4 apart, because here K has the tokens in order. */
         const int matrix = lane_id() / 8, token = lane_id() % 8 / 2 + lane_id() % 2 * 4;
         this->values_left =
             smem + C::VALUES + 2 * ((token + matrix / 2 * 8) * C::PITCH + this->column0 + matrix % 2 * 8);
@@ -410,7 +412,7 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
         }
         GT_UNROLL
         for (int half = 0; C::MAKES_Y && half < 2; half++) {
-            /* packed as one number: otherwise the compiler would emit two stores */
+            /* One 64-bit number: with two numbers the compiler would emit two stores. */
             const uint32_t low = E::pack(y[0][2 * half], y[0][2 * half + 1]);
             const uint64_t high = E::pack(y[1][2 * half], y[1][2 * half + 1]);
             if (sub_chunk * SUB_CHUNK + 2 * me.g + half < span.tokens) stg<uint64_t>(y_row, high << 32 | low);
@@ -421,7 +423,7 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
         for (int i = 0; (any & IS_SCALED) && i < C::GROUPS; i++) me.scale_group(i, me.scales + offset);
         typename C::Buffers{smem}.free(sub_chunk);
     }
-    const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0); /* computed again, because registers are short */
+    const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0); /* computed again to save registers in the loop */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
@@ -430,7 +432,7 @@ GT_DEV void hopper_pass(const TensorParams& p) {
 #if GT_SM90A
     const uint32_t smem = smem_base();
     init_work<C>(smem, block_x());
-    if (uniform(warp_id()) < C::PRODUCER_WARPS) { /* producer warps read no output of the chain's kernels */
+    if (uniform(warp_id()) < C::PRODUCER_WARPS) { /* producer warps read no output of earlier kernels in the chain */
         take_work<C>(p, smem, [&](int work) { hopper_produce<C>(p, smem, work); });
     } else {
         wait_for_chain();
@@ -442,7 +444,8 @@ GT_DEV void hopper_pass(const TensorParams& p) {
 #endif
 }
 
-/* Without sm_90a code these kernels are empty, and bounded to one warp: see Device::runs_sm90a. */
+/* In code for other architectures these kernels only trap, and have a launch bound of one warp: see
+ * Device::runs_sm90a. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {

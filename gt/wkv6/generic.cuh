@@ -1,5 +1,5 @@
-/* gt/wkv6/generic.cuh - kernels for any N and V, without tensor cores.  One goes through time (forward, or G in
- * reverse); the other computes the gradients of chunks. */
+/* gt/wkv6/generic.cuh - kernels for any N and V, without tensor cores.  token_kernel goes through time: forward, or G
+ * in reverse.  backward_chunk_kernel computes the gradients of chunks. */
 #ifndef GT_WKV6_GENERIC_CUH
 #define GT_WKV6_GENERIC_CUH
 
@@ -11,15 +11,16 @@ namespace wkv6 {
 /* ---- forward, and G backwards in time, any size: token by token ---------------------------------------
  * G has the recurrence of S with (r, dy) in place of (k, v), from the last token to the first.  REVERSE computes G: y
  * is NULL, r is multiplied by the scale of y, and G after every chunk of CHECKPOINT tokens is stored.
- * grid sequences*H*tiles; block 128.  For packed sequences the grid is smaller (most_blocks), and blocks take sequences
- * in turn.  A block owns one head and COLUMNS = 128 / SLICES columns of its state.
- * SLICES adjacent lanes share a column.  Each has 32 rows: rows 4 (slice + SLICES q) + 0..3.
- * registers: 32 state values a thread, fp32, for the whole sequence.
- * shared: r, k and the decay as (keep, factor) of TOKENS = 16 tokens (N > 128: 8), v of the block's columns, the bonus
- * sum_n r u k of each token: TOKENS (4 ROWS + COLUMNS + 1) floats = 20 KB at N = V = 64, 34 KB at most.
- * bytes: r, k, w once a tile of columns, v and y once; states once.  N = 64: one tile.
- * Sums over n are in one fixed order (registers, then a butterfly over the slices): deterministic. */
-struct TokenParams : PassParams { /* with y = NULL, r is not read */
+ * grid: sequences*H*tiles.  For packed sequences the grid is smaller (most_blocks), and blocks take sequences in turn.
+ * block: 128 threads.  A block owns one head and a tile of COLUMNS = 128 / SLICES columns of its state.
+ * SLICES adjacent lanes share a column.  Each has 32 rows: rows 4 (slice + SLICES q) ... + 3 for q = 0 ... 7.
+ * registers: 32 fp32 values of the state per thread, for the whole sequence.
+ * shared: r, k and the decay (keep, factor) of TOKENS = 16 tokens (N > 128: 8 tokens), v of the block's columns, and
+ * the bonus sum_n r u k of each token.  These are TOKENS (4 ROWS + COLUMNS + 1) floats: 20 KB at N = V = 64, 34 KB at
+ * most.
+ * bytes: r, k, w once per tile; v, y and states once.  N = 64 has one tile.
+ * Sums over n have a fixed order (registers, then a butterfly over the slices), so results are deterministic. */
+struct TokenParams : PassParams { /* if y is NULL, the kernel does not read r */
     gt_dtype checkpoint_dtype;
     int64_t tiles;
 };
@@ -38,8 +39,8 @@ struct ForwardTraits {
     static_assert(CHECKPOINT % TOKENS == 0, "a checkpoint is between two fills");
 };
 
-/* Fills the block's shared tile with TOKENS tokens from `first` on.  Beyond `end` and beyond the sizes the inputs are 0
- * and the decay is 1. */
+/* Fills the block's shared memory with TOKENS tokens from `first` on.  From token `end` on, and outside of N and V,
+ * inputs are 0 and decays are 1. */
 template <int SLICES>
 GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, int64_t h, int64_t first, int64_t end,
                               int column0, float k_scale) {
@@ -87,7 +88,7 @@ GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, in
     sync_threads();
 }
 
-/* Computes y of one token and one column, and moves the column's state on to the next token. */
+/* Computes y of one token and one column, and updates the column of the state. */
 template <int SLICES>
 GT_DEV float forward_token(uint32_t smem, int token, int slice, int column, float (&state)[32]) {
     using C = ForwardTraits<SLICES>;
@@ -129,7 +130,7 @@ GT_DEV void move_column(T* state, const Problem& in, int slice, int column, floa
     }
 }
 
-/* Stores a thread's 32 rows of its column in a checkpoint. */
+/* Stores a thread's 32 rows of its column in checkpoint number `index`. */
 template <int SLICES>
 GT_DEV void store_checkpoint(const TokenParams& p, int64_t index, int slice, int column, float (&s)[32]) {
     const Problem& in = p.in;
@@ -196,18 +197,21 @@ token_kernel(const GT_GRID_CONSTANT TokenParams p) {
 
 /* ---- backward, any size ---------------------------------------------------------------------------------
  * All chunks are independent once S before and G after each chunk are known.  A fixed number of blocks of 256 threads
- * takes chunks of 4 sub-chunks in turn.  A chunk has two parts:
- *   1 The terms of states, COLUMNS columns at a time.  S goes forward through the sub-chunks, and the state before each
- *     is parked.  Then G goes back through them.  The results are stored in the block's scratch:
+ * takes chunks of 4 sub-chunks in turn.  A block computes a chunk in two parts (gt_wkv6.cuh has the formulas):
+ *   1 The terms with states, for a tile of columns at a time.  S goes forward through the sub-chunks, and the block
+ *     stores S before each of them (`parked`).  Then G goes back through the sub-chunks.  The results go to the block's
+ *     scratch:
  *     Sdy[t,n] = (S dy_t)[n]   Gv[t,n] = (G v_t)[n]   Gk[t,j] = (G^T (Q_t . k_t))[j]
  *     SG[sub-chunk,n] = rowsum(S . G)
  *   2 The pairs of tokens inside a sub-chunk, sub-chunk by sub-chunk.  Every gradient is written once.
- * shared, 1: one state [N, COLUMNS+4] (S, then G), the sub-chunk's Q.k, P.r [16,N], v, dy [16,COLUMNS], the decays of a
- * state: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv [16,N], C and A [16,16]: 22
- * KB.  If this exceeds 64 KB (N = V > 198), WIDE reads v, dy, Sdy and Gv from global memory.
+ * shared, part 1: one state [N, columns+4] (S, then G); Q.k and P.r of the sub-chunk [16,N]; v and dy [16,columns]; the
+ * decays of the state: 34 KB at N = V = 64.
+ * shared, part 2: r, k, d [16,N]; v and dy [16,V], which Sdy and Gv [16,N] overwrite later; C and A [16,16]: 22 KB.  If
+ * part 2 needs more than 64 KB (N = V > 198), WIDE reads v, dy, Sdy and Gv from global memory.
  * scratch of a block: 115 KB in global memory, small enough to stay in L2.
- * arithmetic, 1: 6 products of 16 N COLUMNS multiply-adds; operands from shared memory in 16-byte pieces, 16
- * multiply-adds for 2 to 5 loads.  2: D_ij as running products, where they are needed.
+ * arithmetic, part 1: 6 products of 16 N columns multiply-adds each.  Operands come from shared memory in 16-byte
+ * pieces, 2 to 5 loads for 16 multiply-adds.
+ * arithmetic, part 2: D_ij are running products, computed where they are needed.
  * bytes per token and head, N = V = 64: inputs up to three times (2 KB), gradients 512 B. */
 struct ChunkParams {
     Problem in;
@@ -218,9 +222,9 @@ struct ChunkParams {
     float* du;      /* partial sums [B,chunk slots,H,N] or NULL */
     float* scratch; /* [blocks, scratch_size] */
     int64_t chunk_slots, scratch_size;
-    /* tiles of the state; columns of a tile; elements of a row in shared memory (multiples of 4) */
-    int tiles, columns, pitch;
-    int rows; /* N rounded up to 4 */
+    int tiles, columns, pitch; /* tiles of the state; columns of a tile; floats of a row in shared memory.  The last
+                                * two are multiples of 4 */
+    int rows;                  /* N rounded up to a multiple of 4 */
 };
 
 constexpr int STATES_THREADS = 256;
@@ -243,7 +247,7 @@ GT_HD StatesLayout states_layout(int rows, int columns, int pitch) {
     return at;
 }
 
-/* How a call cuts states into tiles, and its scratch. */
+/* Chooses how a call cuts states into tiles, and the size of its scratch. */
 static inline ChunkParams any_chunks_of(const gt_wkv6_args& a) {
     ChunkParams c = {};
     c.in = problem_of(a);
@@ -421,11 +425,11 @@ GT_DEV void load_state(const ChunkParams& p, const StatesBlock& s, const void* f
     sync_threads();
 }
 
-/* Part 1 for one tile of columns. */
+/* Computes part 1 for one tile of columns.  state: offset of the chunk's checkpoints. */
 GT_DEV void roll_tile(const ChunkParams& p, const StatesBlock& s, int sub_chunks, int64_t state) {
     const int64_t parked = (int64_t)p.rows * p.columns;
     load_state(p, s, p.S_checkpoints, p.S_dtype, state);
-    for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: park S before each sub-chunk */
+    for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: store S before each sub-chunk */
         const int64_t first = s.start + sub_chunk * SUB_CHUNK;
         for (int i = thread_id(); i < p.rows * (p.columns / 4); i += STATES_THREADS) {
             const int n = i / (p.columns / 4), j = i % (p.columns / 4) * 4;
@@ -449,7 +453,7 @@ GT_DEV void roll_tile(const ChunkParams& p, const StatesBlock& s, int sub_chunks
     }
 }
 
-/* Part 2: where a block is in a sub-chunk. */
+/* Part 2: the sub-chunk that a block works on. */
 struct SubChunkBlock {
     uint32_t smem;
     int r, k, d, v, dy, Sdy, Gv, C, A; /* offsets in floats */
@@ -466,7 +470,7 @@ static_assert(4 * (SUB_CHUNK * 3 * MAX_SIZE + 2 * SUB_CHUNK * SUB_CHUNK) <= SHAR
 
 GT_DEV float staged(const SubChunkBlock& s, int offset) { return lds<float>(s.smem + 4 * offset); }
 
-/* Sdy and Gv of element x = token * N + n. */
+/* Sdy and Gv of the sub-chunk, at index x = token * N + n. */
 template <bool WIDE>
 GT_DEV float Sdy_at(const ChunkParams& p, const SubChunkBlock& s, int x) {
     return WIDE ? s.products[s.sub_chunk * SUB_CHUNK * p.in.N + x] : staged(s, s.Sdy + x);
@@ -496,7 +500,7 @@ GT_DEV void store_column(const SubChunkBlock& s, int offset, int size, int token
     for (int i = 0; i < 4; i++) sts<float>(s.smem + 4 * (offset + (token + i) * size + column), x[i]);
 }
 
-/* Loads r times the scale of y, k, d, v and dy of the sub-chunk.  Tokens beyond it get 0, 0, 1, 0, 0. */
+/* Loads r, k, d, v and dy of the sub-chunk; r is multiplied by the scale of y.  Missing tokens get d = 1 and zeros. */
 template <bool WIDE>
 GT_DEV void load_sub_chunk(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
@@ -527,7 +531,7 @@ GT_DEV void load_sub_chunk(const ChunkParams& p, const SubChunkBlock& s) {
     sync_threads();
 }
 
-/* Loads Sdy and Gv of the sub-chunk over v and dy. */
+/* Loads Sdy and Gv of the sub-chunk.  They overwrite v and dy in shared memory. */
 GT_DEV void load_products(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
     sync_threads();
@@ -543,8 +547,8 @@ GT_DEV void load_products(const ChunkParams& p, const SubChunkBlock& s) {
     sync_threads();
 }
 
-/* Computes C_ij = <dy_i, v_j> for j <= i, one pair a thread, and A_ij, with 16 lanes for a row i.  The lanes share the
- * sum over n. */
+/* Computes C_ij = <dy_i, v_j> for j <= i, one pair per thread.  Also computes A_ij, with 16 lanes per row i, which
+ * share the sum over n. */
 template <bool WIDE>
 GT_DEV void pair_products(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
@@ -556,7 +560,7 @@ GT_DEV void pair_products(const ChunkParams& p, const SubChunkBlock& s) {
 
     float a[SUB_CHUNK] = {};
     for (int n = j; n < in.N; n += SUB_CHUNK) {
-        float product = staged(s, s.r + i * in.N + n); /* r_i D_ij, where j runs down from i-1 */
+        float product = staged(s, s.r + i * in.N + n); /* r_i D_im for the current m, which runs down from i-1 */
         GT_UNROLL
         for (int m = SUB_CHUNK - 1; m >= 0; m--) {
             const float k = staged(s, s.k + m * in.N + n);
@@ -620,7 +624,7 @@ GT_DEV void sub_chunk_dk(const ChunkParams& p, const SubChunkBlock& s) {
     }
 }
 
-/* Computes dg of all tokens of channel n.  The computation only adds, so nothing cancels. */
+/* Computes dg of all tokens of channel n.  There are no subtractions, so nothing cancels. */
 template <bool WIDE>
 GT_DEV void sub_chunk_dg(const ChunkParams& p, const SubChunkBlock& s, int n, float (&dg)[SUB_CHUNK]) {
     const Problem& in = p.in;
@@ -630,7 +634,7 @@ GT_DEV void sub_chunk_dg(const ChunkParams& p, const SubChunkBlock& s, int n, fl
         k[t] = staged(s, s.k + t * in.N + n);
         dg[t] = 0.0f;
     }
-    /* sum_{j<t} k_j Q_j (G v_j).  Q is a product of decays to the right of j, so Horner's rule goes from the left. */
+    /* The terms sum_{j<t} k_j Q_j (G v_j) and E rowsum(S . G).  `left` adds them up from the first token on. */
     float left = s.products[CHECKPOINT * (2 * in.N + in.V) + s.sub_chunk * in.N + n];
     float Qk[SUB_CHUNK];
     GT_UNROLL
@@ -644,7 +648,7 @@ GT_DEV void sub_chunk_dg(const ChunkParams& p, const SubChunkBlock& s, int n, fl
         dg[t] += left;
         left += Qk[t];
     }
-    /* For every i: the pairs (S, i), (0, i) ... (t-1, i) all span token t < i. */
+    /* The pairs that end at token i.  Token t < i is spanned by the pairs of i with S and with tokens 0 ... t-1. */
     GT_UNROLL
     for (int i = 1; i < SUB_CHUNK; i++) {
         if (i < s.tokens) {
@@ -676,13 +680,13 @@ GT_DEV void sub_chunk_dw(const ChunkParams& p, const SubChunkBlock& s) {
             if (t >= s.tokens) break;
             float dw = dg[t];
             if (in.decay == GT_DECAY_RAW) dw *= log_decay(in, w[t]);
-            if (staged(s, s.d + t * in.N + n) == 0.0f) dw = 0.0f; /* log d may be -inf there, and its product NaN */
+            if (staged(s, s.d + t * in.N + n) == 0.0f) dw = 0.0f; /* log d may be -inf, and its product with dg NaN */
             store_as(p.dw, in.w_dtype, offset_of(p.dw_stride, s.b, s.first + t, s.h) + n, dw);
         }
     }
 }
 
-/* sum_t C_tt r_t k_t of channel n */
+/* Returns sum_t C_tt r_t k_t of channel n. */
 GT_DEV float sub_chunk_du(const ChunkParams& p, const SubChunkBlock& s, int n) {
     float du = 0.0f;
     for (int t = 0; t < s.tokens; t++)

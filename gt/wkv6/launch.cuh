@@ -1,5 +1,5 @@
-/* gt/wkv6/launch.cuh - wkv6 on the current GPU: its plans and launches.  path.cuh chooses the kernels;
- * gt/recurrence/driver.cuh has the order of launches and the C functions. */
+/* gt/wkv6/launch.cuh - wkv6 on the current GPU: plans and launches.  path.cuh chooses the kernels.
+ * gt/recurrence/driver.cuh has the order of the launches and implements the C functions. */
 #ifndef GT_WKV6_LAUNCH_CUH
 #define GT_WKV6_LAUNCH_CUH
 
@@ -18,7 +18,7 @@ namespace wkv6 {
 
 /* ---- passes ------------------------------------------------------------------------------------------------- */
 
-/* A pass through time, forward or in reverse, on tensor cores or by the kernels for any size. */
+/* A pass through time, forward or in reverse.  The kernels on tensor cores take `tensor`; token_kernel takes `any`. */
 struct Pass {
     Choice choice;
     TensorParams tensor;
@@ -27,13 +27,14 @@ struct Pass {
     PassParams& params() { return choice.on_tensor_cores ? static_cast<PassParams&>(tensor) : any; }
 };
 
-/* Blocks of a pass that has `each` blocks for a head. */
+/* Returns the number of blocks of a pass with `each` blocks per head. */
 static inline int64_t pass_blocks(const Problem& in, int64_t each, const Device& device) {
     return most_blocks(in.sequences, most_sequences(in.sequences) * in.H * each,
                        most_sequences(sensible(in.sequences)) * in.H * each, device);
 }
 
-/* A pass for S, from the caller's states.  REVERSE: a pass for G, with r in place of k and dy in place of v. */
+/* Makes a pass that computes S from the caller's states.  REVERSE: makes the reverse state pass, which computes G, with
+ * r in place of k and dy in place of v. */
 template <bool REVERSE>
 static Pass pass_of(const gt_wkv6_args& a, const Choice& choice, const Segments& cut, void* checkpoints) {
     Pass pass = {};
@@ -127,7 +128,7 @@ static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stre
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
 
-/* Takes memory for `states` checkpoints, and for `lo_terms` numbers of their lo terms. */
+/* Takes memory for `states` checkpoints and for `lo_terms` numbers of lo terms (keeps_lo). */
 static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t states,
                                      int64_t lo_terms = 0) {
     const int64_t count = states * a.N * a.V + lo_terms;
@@ -141,7 +142,7 @@ static inline void* take_S(Arena& arena, const gt_wkv6_args& a) {
                             keeps_lo(a.dtype, a.N, a.V) ? states * a.N * a.V : 0);
 }
 
-/* Takes memory for segments, if there are kernels for them. */
+/* Cuts the sequences into segments, and takes memory for the segments' states and decays. */
 static inline Segments take_segments(Arena& arena, const gt_wkv6_args& a, const Choice& choice, bool wanted = false) {
     return cut_segments(arena, sequences_of(a), choice.segments, CHECKPOINT, a.H * a.N * a.V, 2 * a.H * a.N, wanted);
 }
@@ -179,11 +180,11 @@ struct BackwardPlan {
     bool has_states;
     Pass states, gradients;
     bool on_tensor_cores;
-    BackwardParams chunks; /* on tensor cores */
+    BackwardParams chunks; /* parameters of the kernel on tensor cores */
     int slice;             /* N = 128: channels of a slice */
-    ChunkParams any;
-    int64_t blocks;   /* blocks of the kernel of chunks */
-    gt::RowSums sums; /* not wkv6's of a tile */
+    ChunkParams any;       /* parameters of the kernel for any size */
+    int64_t blocks;        /* blocks of the kernel that computes chunks */
+    gt::RowSums sums;      /* of base/reduce.cuh; wkv6::RowSums is another type */
     int accumulate;
     size_t bytes, saved;
 
@@ -263,7 +264,7 @@ static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Choice& ch
         } else if (G_in_outputs) {
             t.G_rows[0] = {a.dv, a.dv_stride};
         }
-        /* Parts of each row. */
+        /* Parts of a row of G, one for each warp of the reverse state pass. */
         const int64_t parts = a.N / StatesTraits<bf16, bf16, 64>::COLUMNS;
         if (a.dtype == GT_BF16) p.rowsums = arena.take<float>(chunks * REVERSE_SUMS * parts * a.N);
         if (a.dtype == GT_F16) t.G_inverse = arena.take<float>(chunks * parts * a.N);

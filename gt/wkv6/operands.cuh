@@ -1,5 +1,7 @@
-/* gt/wkv6/operands.cuh - numbers and operands of the kernels on tensor cores: tf32 in two terms, f16 with a power of
- * two, pairs of elements, vectors in memory, sums over lanes. */
+/* gt/wkv6/operands.cuh - helpers of the kernels on tensor cores: numbers as two tf32 terms, rows of f16 with a power of
+ * two, pairs of elements, vectors in memory, sums over lanes.
+ * In all kernels here, c_t is -log2 of the product of the decays before token t of a sub-chunk, and c_16 is -log2 of
+ * the decay of all its 16 tokens. */
 #ifndef GT_WKV6_OPERANDS_CUH
 #define GT_WKV6_OPERANDS_CUH
 
@@ -8,7 +10,7 @@
 namespace gt {
 namespace wkv6 {
 
-constexpr float STRONG_DECAY_LIMIT = 64.0f; /* limit of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
+constexpr float STRONG_DECAY_LIMIT = 64.0f; /* limit of c_16; leaves a range of 2^63 in fp32 for |k v| and for sums */
 
 /* A power of two and its inverse.  The power scales the largest number of a row close to 2^15, so that f16 can hold the
  * row. */
@@ -36,22 +38,23 @@ struct Pair<float> {
     GT_METHOD float hi() const { return value.y; }
 };
 
-/* -log2 of a raw decay exp(-exp(w)). */
+/* Returns -log2 of a raw decay exp(-exp(w)). */
 GT_DEV float bits_of_raw(float w) {
     constexpr float LOG2_LOG2_E = 0.52876637f;
     return ex2_approx(fma_rn(w, LOG2_E, LOG2_LOG2_E));
 }
 
-/* 2^-bits, accurate near 1, because a state is multiplied by it in every sub-chunk. */
+/* Returns 2^-bits.  The result must be accurate near 1, because it multiplies a state in every sub-chunk. */
 GT_DEV float sub_chunk_decay(float bits) {
     return bits < 1.0f && bits > -0.1f ? 1.0f + expm1_neg(-bits * LN_2) : ex2_approx(-bits);
 }
 
-/* The part of x that the tensor core reads.  The next function gives the exact rest. */
+/* x = tf32_hi(x) + tf32_lo(x), exactly.  tf32_hi(x) is the part of x that a tensor core reads. */
 GT_DEV float tf32_hi(float x) { return as_float(as_uint(x) & 0xffffe000u); }
 GT_DEV float tf32_lo(float x) { return x - tf32_hi(x); }
 
-/* x as an operand in shared memory: rounded, or unchanged if its readers split it. */
+/* Returns x as stored for an operand in shared memory: rounded to tf32, or unchanged if its readers split it
+ * (TF32X3). */
 template <class C>
 GT_DEV float stored_operand(float x) {
     return C::TF32X3 ? x : round_tf32(x);
@@ -63,8 +66,8 @@ GT_DEV void set_lo(const float (&x)[COUNT], float (&lo)[COUNT]) {
     for (int i = 0; TF32X3 && i < COUNT; i++) lo[i] = tf32_lo(x[i]);
 }
 
-/* c += a b.  TF32X3: three products.  `low` gets the two small ones.  So tensor cores round c (towards zero) less
- * often, and two chains of products run side by side. */
+/* c += a b.  With TF32X3 this takes three products; the two small ones go to `low`.  So tensor cores, which round
+ * towards zero, round c less often, and two chains of products run in parallel. */
 template <bool TF32X3>
 GT_DEV void mma_3xtf32(float (&c)[4], float (&low)[4], const float (&a)[4], const float (&a_lo)[4], float b0,
                        float b1) {
@@ -75,7 +78,8 @@ GT_DEV void mma_3xtf32(float (&c)[4], float (&low)[4], const float (&a)[4], cons
     }
 }
 
-/* Exclusive prefix sum over the 4 lanes of a channel pair, which are 8 lanes apart, and the total. */
+/* Returns the exclusive prefix sum over the 4 lanes that share a pair of channels; they are 8 lanes apart.  *total gets
+ * the sum. */
 GT_DEV float scan_quads(float x, int quad, float* total) {
     float y = shfl_up(x, 8);
     float sum = quad >= 1 ? x + y : x;
@@ -86,7 +90,7 @@ GT_DEV float scan_quads(float x, int quad, float* total) {
     return quad >= 1 ? y : 0.0f;
 }
 
-/* Sum over the later lanes of a channel pair.  It only adds, because x may be infinite. */
+/* Returns the sum over the later ones of these 4 lanes.  The function never subtracts, because x may be infinite. */
 GT_DEV float sum_later_quads(float x, int quad) {
     float y = shfl_down(x, 8);
     float suffix = quad <= 2 ? x + y : x;
@@ -96,7 +100,7 @@ GT_DEV float sum_later_quads(float x, int quad) {
     return quad <= 2 ? y : 0.0f;
 }
 
-/* COUNT adjacent words of shared memory; COUNT is even. */
+/* Loads COUNT adjacent words of shared memory; COUNT is even. */
 template <class Word, int COUNT>
 GT_DEV void lds_words(Word (&words)[COUNT], uint32_t addr) {
     struct alignas(16) Four {
@@ -117,7 +121,7 @@ GT_DEV void lds_words(Word (&words)[COUNT], uint32_t addr) {
     }
 }
 
-/* 2 TILES adjacent elements of a state in memory, in pieces of up to 16 bytes. */
+/* Stores 2 TILES adjacent elements of a state, in pieces of up to 16 bytes. */
 template <int TILES, class T>
 GT_DEV void store_row(T* to, const float (&x)[2 * TILES]) {
     if constexpr (sizeof(T) == 2) {
@@ -133,8 +137,9 @@ GT_DEV void store_row(T* to, const float (&x)[2 * TILES]) {
     }
 }
 
-/* Of the 2 * LEFT numbers in x a lane keeps one half: the upper half if its lane number has `bit`, else the lower.  It
- * adds the same half of lane (lane ^ bit), and stores the LEFT sums in x[0] to x[LEFT - 1]. */
+/* One step of a reduction over two lanes, lane and lane ^ bit.  Each has 2 * LEFT numbers in x.  The lane whose number
+ * has `bit` adds up the upper halves of both, the other lane the lower halves.  The LEFT sums go to x[0] ... x[LEFT -
+ * 1]. */
 template <int LEFT, int COUNT>
 GT_DEV void halve_sums(float (&x)[COUNT], int bit) {
     const bool upper = lane_id() & bit;

@@ -1,6 +1,6 @@
-/* gt/wkv6/pass.cuh - shared by kernels that pass through time on tensor cores, forward or in reverse.  It has the
- * compile-time traits (TensorTraits), parameters, a block's tokens, its first state, and the address of its last
- * state. */
+/* gt/wkv6/pass.cuh - shared by the kernels that pass through time on tensor cores, forward or in reverse.  This file
+ * has their compile-time traits (TensorTraits) and parameters.  It finds a block's tokens, its first state, and the
+ * address of its last state.  forward.cuh explains the roles of warps, R, K, E, and the groups of 16 channels. */
 #ifndef GT_WKV6_PASS_CUH
 #define GT_WKV6_PASS_CUH
 
@@ -11,7 +11,8 @@ namespace wkv6 {
 
 /* ---- how the kernels are compiled --------------------------------------------------------------------------- */
 
-/* STATES: traits of states_tensor_kernel, which computes states alone.  S_COPIES: see that kernel. */
+/* STATES: the traits are for states_tensor_kernel (states.cuh), which computes only states.  S_COPIES: see
+ * states.cuh. */
 template <class T_, class W_, int N_, bool STATES_ = false, int S_COPIES_ = 2>
 struct TensorTraits {
     using T = T_;
@@ -19,34 +20,36 @@ struct TensorTraits {
     using State = StateOf<T>;
     using Gradient = GradientOf<T>;
     static constexpr int N = N_;
-    static constexpr bool TF32X3 = std::is_same<T, float>::value;           /* fp32 operands, 3xTF32 products */
-    static constexpr bool SCALES_G = !std::is_same<Gradient, State>::value; /* f16, by RowScale */
+    static constexpr bool TF32X3 = std::is_same<T, float>::value;           /* fp32: three tf32 products for each one */
+    static constexpr bool SCALES_G = !std::is_same<Gradient, State>::value; /* f16: G is scaled (RowScale) */
     static constexpr int HEADS = N == 32 ? 2 : 1;                           /* heads of a block */
     static constexpr bool STATES = STATES_, MAKES_Y = !STATES;
     static constexpr int TILES = (N == 128 && !STATES) || (STATES && TF32X3) ? 2 : 4;
-    /* values and channels of a consumer warp */
+    /* COLUMNS: values of a consumer warp.  ROWS: channels of a consumer warp. */
     static constexpr int COLUMNS = 8 * TILES, ROWS = !STATES || TF32X3 ? N : N == 128 ? 64 : 32;
     static constexpr int MT = TILES / 2, NT = N / 8;
-    /* Number of tiles in which a lane's values are adjacent.  STATES: 16 bytes of values, as in G. */
+    /* The number of tiles over which a lane's values are adjacent.  With STATES a lane has 16 bytes of values, as in
+     * G. */
     static constexpr int PERMUTED = !STATES ? TILES : TF32X3 ? 1 : 4;
-    static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* parts of a state */
+    /* PARTS: parts of a state's row, one for each consumer warp.  SHARES: consumer warps that share a state. */
+    static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS;
     /* Producer warps of a group that take sub-chunks in turn. */
     static constexpr int TURNS = STATES && N != 128 ? 2 : 1;
-    /* Sub-chunks in the body of a producer warp's loop.  fp32 with N = 64 has one: with two, all loops together have 29
-     * KB of code, and a multiprocessor caches 32 KB. */
+    /* Sub-chunks in the body of a producer warp's loop.  fp32 with N = 64 has one.  With two, all loops together would
+     * have 29 KB of code, and the instruction cache of a multiprocessor has 32 KB. */
     static constexpr int PREPARED = TF32X3 && N == 64 ? 1 : 2;
     static constexpr int PRODUCER_WARPS = TURNS * HEADS * GROUPS, CONSUMER_WARPS = HEADS * SHARES;
     static constexpr int THREADS = 32 * (PRODUCER_WARPS + CONSUMER_WARPS);
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
-    /* Tokens that are prepared together, and a lane's share of them.  With STATES no factor grows, so a step may be two
-     * sub-chunks.  It is two only for N = 64 in 16 bits: that is faster, and two blocks still fit the shared memory of
-     * 9.0. */
+    /* STEP: tokens that a producer warp prepares together.  TOKENS: a lane's share of them.  With STATES no factor
+     * exceeds 1, so a step may be two sub-chunks.  It is two sub-chunks only for N = 64 in 16 bits: there it is faster,
+     * and two blocks still fit the shared memory of 9.0. */
     static constexpr int STEP = STATES && !TF32X3 && N == 64 && sizeof(W) == 2 ? 2 * SUB_CHUNK : SUB_CHUNK,
                          TOKENS = STEP / 4;
-    /* A ring of sub-chunks in flight: rows of r, k and w, and v by lanes.  Each producer warp has its own ring, with
-     * rows of its 16 channels.  With STATES each team has a ring of whole rows; a team is the warps of a head that
-     * prepare one sub-chunk.  N = 128 in 16 bits has as many sub-chunks as 99 KB hold.  STATES with two copies of S
-     * needs more than 99 KB anyway, and has four. */
+    /* A ring of AHEAD steps whose copies are in flight: rows of r, k and w; and v in the order in which lanes copy it.
+     * Each producer warp has its own ring, with rows of its 16 channels.  With STATES each team has a ring of whole
+     * rows.  A team is the producer warps that prepare the same step of a head.  For N = 128 in 16 bits, AHEAD is the
+     * number of steps that fit in 99 KB.  STATES with two copies of S needs more than 99 KB anyway, so AHEAD is 4. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
     static constexpr int AHEAD = STATES     ? (N < 128 || TF32X3 ? 2
                                                : S_COPIES_ == 2  ? 4
@@ -54,36 +57,38 @@ struct TensorTraits {
                                                                  : 2)
                                  : N != 128 ? (TF32X3 ? 2 : 4)
                                             : (sizeof(W) == 2 ? 2 : 1);
-    static constexpr int RING_ROWS = STEP * WIDTH + 4 * 16;                            /* elements: see ring_at */
-    static constexpr int RING_R = 0, RING_K = STATES ? 0 : RING_ROWS * (int)sizeof(T); /* bytes */
+    static constexpr int RING_ROWS = STEP * WIDTH + 4 * 16;                            /* in elements: see ring_at() */
+    static constexpr int RING_R = 0, RING_K = STATES ? 0 : RING_ROWS * (int)sizeof(T); /* offsets in bytes */
     static constexpr int RING_W = RING_K + RING_ROWS * (int)sizeof(T);
     static constexpr int RING_V = RING_W + RING_ROWS * (int)sizeof(W);
     static constexpr int STAGE = RING_V + STEP * WIDTH * (int)sizeof(T);
-    /* Copies of rows into the ring: lanes of a row (16 bytes each), rows at once, pieces of a lane. */
+    /* How a team copies rows to the ring.  LANES: lanes per row, 16 bytes each.  ROWS: rows at a time.  PIECES: pieces
+     * of 16 bytes that a lane copies. */
     template <class E>
     struct Copies {
         static constexpr int LANES = WIDTH * (int)sizeof(E) / 16, ROWS = 32 * TEAM / LANES, PIECES = STEP / ROWS;
     };
     static constexpr int PITCH = N + 8;
-    static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes of K for two tokens, in 2 x 2 fragments */
+    static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes from K of two tokens to K of the next two */
     static_assert(STEP / 2 * PAIR_PITCH <= STEP * PITCH * 4, "within K");
-    /* offsets in bytes within the buffer of one head */
-    static constexpr int FRAGMENTS = N / 2 + 4; /* fragments of R in a row */
+    /* Offsets in bytes within the buffer of one head.  A fragment is two tokens by two channels, 16 bytes. */
+    static constexpr int FRAGMENTS = N / 2 + 4; /* fragments of R for two tokens */
     static constexpr int R = 0, K = STATES ? 0 : SUB_CHUNK / 2 * FRAGMENTS * 16, VALUES = K + STEP * PITCH * 4;
-    static constexpr int VALUE_FRAGMENTS = N / 2 + 2; /* fp32: fragments of v in two tokens; STATES: plain rows */
+    static constexpr int VALUE_FRAGMENTS = N / 2 + 2; /* fp32: fragments of v for two tokens; with STATES, rows */
     static constexpr int VALUE_PITCH = 2 * VALUE_FRAGMENTS;
     static constexpr int SCALE = VALUES + (TF32X3 ? STEP / 2 * VALUE_FRAGMENTS * 16 : STEP * PITCH * 2);
     static constexpr int BONUS = SCALE + (TF32X3 ? 8 : 4) * N;
     static constexpr int STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS, FULL = STRONG_DECAY + 32, EMPTY = FULL + 8;
-    /* A_FULL: this pass has no such mbarrier.  WORK: the block's index of work, in buffer 0 alone. */
+    /* A_FULL = 0: these kernels lack that mbarrier of forward_sm90.cuh.  WORK: the block's index of work, only in
+     * buffer 0. */
     static constexpr int A_FULL = 0, WORK = STRONG_DECAY + 56;
     static constexpr int PAIRS = STRONG_DECAY + 64;
     static constexpr int HEAD_BUFFER = PAIRS + (STATES ? 0 : 4 * SUB_CHUNK * SUB_CHUNK * GROUPS);
     static constexpr int BUFFER = HEADS * HEAD_BUFFER, BUFFERS = 2;
     static constexpr int RING = BUFFERS * BUFFER;
     static constexpr int SMEM = RING + PRODUCER_WARPS / TEAM * AHEAD * STAGE;
-    /* Reverse, bf16: behind all that, S of a checkpoint of each head, S_COPIES times; with one copy also a sum of each
-     * row. */
+    /* Reverse pass in bf16: behind the rings lie S_COPIES copies of S of a checkpoint, for each head.  With one copy a
+     * sum for each row follows. */
     static constexpr bool KEEPS_LO = KEEPS_BF16 && N == 32; /* keeps_lo() */
     static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N>;
     static constexpr int S_COPY = STATES && KEEPS_BF16 ? HEADS * N * N * 2 * (KEEPS_LO ? 2 : 1) : 0;
@@ -95,16 +100,17 @@ struct TensorTraits {
     static_assert(GROUPS * 4 <= FULL - STRONG_DECAY && FULL % 8 == 0, "strong-decay flags, then mbarriers");
 };
 
-/* Column of the stored tile for value v, which is even: columns 2j and 2j + 1 of tile i. */
+/* Returns the column at which shared memory holds value v of a token; v is even.  Values v and v + 1 lie in columns 2j
+ * and 2j + 1 of tile i. */
 template <class C>
 GT_DEV constexpr int value_column(int v) {
     const int o = v % (8 * C::PERMUTED), i = o / 2 % C::PERMUTED, j = o / (2 * C::PERMUTED);
     return v - o + 8 * i + 2 * j;
 }
 
-/* fp32: byte offset of the fragment that holds value v of a token; v is a multiple of 4.  A fragment holds two tokens
- * by column c of tiles 2 mt and 2 mt + 1, in the order of a left operand.  v and v + 2 are half of this fragment, v + 1
- * and v + 3 half of the next fragment. */
+/* fp32: returns the offset in bytes of value v of a token; v is a multiple of 4.  A fragment of v holds two tokens by
+ * column c of tiles 2 mt and 2 mt + 1, in the order of a left operand.  One token's v and v + 2 are half of a fragment;
+ * v + 1 and v + 3 are half of the next fragment. */
 template <class C>
 GT_DEV constexpr int value_fragment(int token, int v) {
     const int o = v % C::COLUMNS, mt = o % (2 * C::TILES) / 4, j = o / (2 * C::TILES);
@@ -117,39 +123,40 @@ using StatesTraits = TensorTraits<T, W, N, true>;
 
 /* ---- parameters ------------------------------------------------------------------------------------------- */
 
-/* A sequence may be cut into segments, each with its own block.  This takes three steps:
- *   1. every segment but the pass's last runs from a zero state (see Local);
+/* A sequence may be cut into segments, each with its own block (recurrence/segments.cuh).  This takes three launches:
+ *   1. every segment except the last runs from a zero state (see Local);
  *   2. scan_segments_kernel computes the first state of every segment;
  *   3. every segment runs again, from its first state.
- * Segments have states [slot][H,N,N] and decays [slot][2][H,N], log2 in two terms. */
+ * segments.states is [slot][H,N,N].  segments.decays is [slot][2][H,N]: log2 of the decay, as a sum of two terms. */
 struct TensorParams : PassParams {
-    /* Reverse: G after a whole chunk lies in the chunk's part of dv, row for row (N = 128: 64 rows in dk, 64 in dv).
-     * `checkpoints` [sequences,H,N,N] holds G of shorter chunks and of last_apart.  If data is NULL, it holds all G. */
+    /* Reverse pass: where G after a chunk of 64 tokens lies.  It lies in the chunk's part of dv, row for row (N = 128:
+     * 64 rows in dk, 64 in dv).  Then `checkpoints` [sequences,H,N,N] holds G of shorter chunks, and of the chunk that
+     * last_apart names.  If data is NULL, `checkpoints` holds G of all chunks. */
     struct Rows {
         void* data;
         gt_stride stride;
     } G_rows[2];
-    const void* S;  /* reverse, bf16: S before each chunk */
-    float* rowsums; /* row sums for S: [B,H,chunk slots,3,PARTS,N], see store_rowsums(), or NULL */
-    int S_copies;   /* copies of S for which a block has room */
-    int items;      /* upper bound of the number of heads' segments */
+    const void* S;  /* reverse pass in bf16: S before each chunk */
+    float* rowsums; /* NULL, or sums over rows of S: [B,H,chunk slots,3,PARTS,N], see store_rowsums() */
+    int S_copies;   /* copies of S for which a block has room: see states.cuh */
+    int items;      /* upper bound of the number of items; an item is a segment of one head */
     Segments segments;
     Divider by_segments, by_H;
     int local; /* a Local; if not 0, the pass writes only segments.states and segments.decays */
-    /* Reverse: G after the last chunk stays out of the outputs, because the chunk's block writes them at the same
-     * time. */
+    /* Reverse pass: G after the last chunk lies in `checkpoints`, not in the outputs.  The block of that chunk writes
+     * the outputs while the reverse pass runs (BackwardParams::last_first). */
     bool last_apart;
-    bool S_starts_zero; /* reverse: S before the first chunk of every sequence is 0 */
-    float* G_inverse;   /* reverse, f16: [B,H,chunk slots,PARTS,N], RowScale::inverse of G */
+    bool S_starts_zero; /* reverse pass: S before the first chunk of every sequence is 0 */
+    float* G_inverse;   /* reverse pass in f16: [B,H,chunk slots,PARTS,N], RowScale::inverse of G */
 };
 
 /* ---- the tokens of a block ---------------------------------------------------------------------------------- */
 
-/* One head's segment. */
+/* A segment of one head. */
 struct HeadSpan {
     bool exists;
-    bool starts, ends; /* first and last segment of the sequence, in time */
-    int head, h;       /* head: number of the head within the sequence */
+    bool starts, ends; /* the segment is the first, the last of its sequence in time */
+    int head, h;       /* head: index over the heads of all sequences; h: index within the sequence */
     int slot;          /* slot of the segment */
     int64_t b;
     int64_t chunk; /* the segment's first chunk, in [B,H,chunk slots] */
@@ -177,7 +184,7 @@ GT_DEV HeadSpan head_span_at(const TensorParams& p, int64_t item) {
     return s;
 }
 
-/* The span of head number `sub` at an index of work. */
+/* Returns the span of a block's head number `sub`, at an index of work. */
 template <class C, bool REVERSE>
 GT_DEV HeadSpan span_of(const TensorParams& p, int work, int sub) {
     return head_span_at<REVERSE>(p, (int64_t)work * C::HEADS + sub);
@@ -185,7 +192,7 @@ GT_DEV HeadSpan span_of(const TensorParams& p, int work, int sub) {
 
 /* ---- first and last states; barriers ------------------------------------------------------------------------ */
 
-/* Where the state of a segment lies. */
+/* Returns where the state of a segment lies between the launches. */
 template <class C>
 GT_DEV float* segment_state(const TensorParams& p, const HeadSpan& span) {
     return p.segments.states + (span.slot * p.in.H + span.h) * (C::N * C::N);
@@ -198,7 +205,8 @@ GT_DEV int sequence_of(const TensorParams& p, const HeadSpan& span) {
     return divide(span.head, p.by_H, &h);
 }
 
-/* First state of a span: the caller's state at `row`, the scan's state, or NULL for zero.  See gt::first_state. */
+/* Returns the first state of a span: the caller's state at `row`, the state that the scan has stored, or NULL for
+ * zeros.  See gt::first_state. */
 template <class C>
 GT_DEV const float* first_state(const TensorParams& p, const HeadSpan& span, int64_t row) {
     if (!span.exists || p.local) return nullptr;
@@ -210,7 +218,7 @@ GT_DEV const float* first_state(const TensorParams& p, const HeadSpan& span, int
     return p.state_in ? p.state_in + row * (C::N * C::N) : nullptr;
 }
 
-/* Where the state after a span goes, or NULL.  `is_last`: the pass through the span's sequence ends here. */
+/* Returns where the state after a span goes, or NULL.  is_last: the pass through the sequence ends with this span. */
 template <class C>
 GT_DEV float* last_state(const TensorParams& p, const HeadSpan& span, bool is_last) {
     if (!span.exists) return nullptr;
@@ -223,9 +231,9 @@ GT_DEV float* last_state(const TensorParams& p, const HeadSpan& span, bool is_la
     return p.state_out + (int64_t)span.head * (C::N * C::N);
 }
 
-/* Initialises the mbarriers and the index of work, before the roles start, and with `again` between two items of a
- * block.  One thread initialises each buffer of a head.  The index lies in shared memory, because registers are
- * short. */
+/* Initialises the mbarriers and stores the index of work.  A block calls this function before its roles start, and with
+ * `again` between two indices of work.  One thread initialises the barriers of each buffer of a head.  The index lies
+ * in shared memory, because registers are short. */
 template <class C>
 GT_DEV void init_work(uint32_t smem, int work, bool again = false) {
     if (thread_id() < C::BUFFERS * C::HEADS) {
@@ -249,23 +257,25 @@ GT_DEV int work_of(uint32_t smem) {
 
 /* ---- the work of a block ---------------------------------------------------------------------------------- */
 
-/* Returns x, which is the same in all lanes.  The shuffle tells the compiler so: it then handles no divergence in
- * branches on x. */
+/* Returns x, which is the same in all lanes.  The shuffle lets the compiler know this, so that branches on x need no
+ * handling of divergence. */
 GT_DEV int uniform(int x) { return shfl_idx(x, 0); }
 
-/* For packed sequences: returns whether any items are left at this index of work.  An item is a segment of one head; an
- * index covers HEADS consecutive items. */
+/* For packed sequences: returns whether items are left at this index of work.  An item is a segment of one head; an
+ * index of work covers HEADS consecutive items. */
 template <class C>
 GT_DEV bool has_work(const TensorParams& p, int64_t work) {
     return work * C::HEADS < sequence_count(p.in.sequences) * p.in.H * p.segments.count;
 }
 
-/* Calls pass(work) for one role, with work = block_x(), block_x() + grid_x(), ... while work is left.  The first call
- * comes even if the block has no items.  All roles meet between two calls.  For a batch the grid has one block for each
- * work.  The host does not know the number of packed sequences.
- * The goto seems to give the loop two entries (hidden_zero), so the front end hoists nothing out of the loop.  A `for`
- * loop would keep addresses for the next work, and no registers are left for them.  ptxas sees that only one entry is
- * taken, by whole warps (uniform, warp_any), so it adds no wait for divergence inside `pass`. */
+/* Calls pass(work) for one role, with work = block_x(), block_x() + grid_x(), ... while items are left.  The first call
+ * comes even if the block has no items.  All roles meet between two calls.  For a batch every index of work has its own
+ * block.  For packed sequences blocks take indices in turn, because the host does not know how many sequences there
+ * are.
+ * The goto seems to give the loop a second entry (hidden_zero), so the front end hoists nothing out of the loop.  In a
+ * `for` loop it would keep addresses for the next index, and no registers are left for them.  ptxas sees that
+ * hidden_zero() is 0 and that whole warps branch together (uniform, warp_any).  So it adds no wait for divergence
+ * inside `pass`. */
 template <class C, class Pass>
 GT_DEV void take_work(const TensorParams& p, uint32_t smem, const Pass& pass) {
     if (hidden_zero()) goto next;

@@ -1,5 +1,5 @@
-/* gt/wkv6/path.cuh - which kernels a call of wkv6 takes.  They are kernels on tensor cores, unless an obstacle forbids
- * them; gt_wkv6_path names the obstacle. */
+/* gt/wkv6/path.cuh - chooses the kernels of a wkv6 call.  A call takes kernels on tensor cores unless an obstacle
+ * forbids them; gt_wkv6_path names the obstacle. */
 #ifndef GT_WKV6_PATH_CUH
 #define GT_WKV6_PATH_CUH
 
@@ -10,21 +10,23 @@
 namespace gt {
 namespace wkv6 {
 
-/* N = 128: channels of a slice of a chunk, by the shared memory that a block may have.  0: there is no kernel. */
+/* N = 128: returns the channels of a slice in backward (backward.cuh), which depend on the shared memory that a block
+ * may have.  0 means that no kernel fits. */
 static inline int slice_channels(gt_dtype dtype, const Device& device) {
     if (dtype == GT_BF16 && device.shared_bytes >= HOPPER_KB * 1024) return 128;
     if (device.shared_bytes >= AMPERE_KB * 1024) return 64;
     return dtype == GT_F32 ? 0 : 32;
 }
 
-/* The caller's number of segments, or enough for one or two blocks on every multiprocessor. */
+/* Returns the caller's number of segments or, if that is 0, enough segments to fill every multiprocessor. */
 static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) {
-    const int64_t heads = a.N == 32 ? 4 : a.N == 64 ? 2 : 1; /* on a multiprocessor */
+    const int64_t heads = a.N == 32 ? 4 : a.N == 64 ? 2 : 1; /* that fit on a multiprocessor at once */
     return choose_segments(sequences_of(a), a.segments, a.H, heads * device.multiprocessors, 4 * CHECKPOINT,
                            CHECKPOINT);
 }
 
-/* A rule for a tensor: rows start at multiples of `bytes`, and neighbours in time are less than 2^24 elements apart. */
+/* What a tensor must satisfy for kernels on tensor cores: rows start at multiples of `bytes`, and rows of neighbouring
+ * tokens are less than 2^24 elements apart. */
 struct RowRule {
     const char* name;
     const void* data;
@@ -39,22 +41,22 @@ struct RowRule {
     bool is_near() const { return stride.t < (int64_t)1 << 24; }
 };
 
-/* Why a kernel cannot take the call: a sentence such as "rows of k are not aligned to 16 bytes", in pieces.  With
- * reason = NULL the kernel can take it. */
+/* Why kernels on tensor cores cannot take the call, as parts of a message such as "rows of k are not aligned to 16
+ * bytes".  If reason is NULL, they can take the call. */
 struct Obstacle {
-    const char *reason, *rows = nullptr, *whole = nullptr; /* a tensor, or NULL */
+    const char *reason, *rows = nullptr, *whole = nullptr; /* rows, whole: name of a tensor, or NULL */
     int bytes = 0;
 };
 
-/* The number of all heads' segments or of all heads' chunk slots, whichever is larger.  Kernels on tensor cores number
- * both by int. */
+/* Returns the number of segments or the number of chunk slots, each over all heads, whichever is larger.  Kernels on
+ * tensor cores number both by int. */
 static inline int64_t most_parts(const gt_wkv6_args& a, const Device& device) {
     const int64_t segments = gt_times(most_sequences(sequences_of(a)) * a.H, segments_for(a, device));
     const int64_t chunks = gt_times(a.B * chunk_slots(sequences_of(a), CHECKPOINT), a.H);
     return segments > chunks ? segments : chunks;
 }
 
-/* pass: forward or backward.  The checks end with the obstacles that a caller can remove most easily. */
+/* Returns the first obstacle that is found, if any.  pass: forward or backward. */
 static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
     const gt_dtype x = a.dtype, w = a.w_dtype;
     const int size = size_of(x), w_size = size_of(w);
@@ -108,7 +110,7 @@ static inline bool fits_tensor_cores(const gt_wkv6_args& a, gt_pass pass, const 
     return !obstacle_of(a, pass, device).reason;
 }
 
-/* Returns whether G fits in the gradients that the caller wants. */
+/* Returns whether G fits in the memory of the gradients dv and dk, and the caller wants these gradients. */
 static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
     if (a.N == 128 && (a.dtype == GT_F32 || slice_channels(a.dtype, device) < 64)) return false; /* G_IN_OUTPUTS */
     const RowRule dv = {"dv", a.dv, a.dv_stride, a.dtype, 16}, dk = {"dk", a.dk, a.dk_stride, a.dtype, 16};
@@ -117,16 +119,16 @@ static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------- */
 
-/* Which kernels a pass takes, and where its gradients of states lie.  This is decided once, before the plan. */
+/* Which kernels a pass takes, and where G lies.  A call decides this once, before it makes a plan. */
 struct Choice {
     bool on_tensor_cores;
-    bool on_sm90;      /* kernels for compute capability 9.0: N = 128, 16 bits, forward in time */
+    bool on_sm90;      /* passes forward in time take the kernels of forward_sm90.cuh */
     int64_t segments;  /* segments of a sequence */
-    bool last_first;   /* backward: see BackwardParams */
+    bool last_first;   /* backward: see BackwardParams::last_first */
     bool G_in_outputs; /* backward: see TensorParams::G_rows */
 };
 
-/* pass: forward or backward.  a: prepared; NULL pointers count as aligned. */
+/* pass: forward or backward.  a: prepared arguments; NULL pointers count as aligned. */
 static inline Choice choose(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
     Choice c = {};
     c.segments = 1;
@@ -138,13 +140,15 @@ static inline Choice choose(const gt_wkv6_args& a, gt_pass pass, const Device& d
     const int64_t slots = chunk_slots_of(a);
     c.last_first = state_dtype(a.dtype, a.N, a.V) == GT_BF16 && a.saved && !a.dstate_out && !a.seq_capacity &&
                    slots > 1 && c.segments == 1;
-    /* G lies in the gradients, unless sequences are so short that this takes more workspace. */
+    /* G lies in the gradients.  The G of last chunks may still need workspace; if that is more than for G of all
+     * chunks, all G lies in workspace. */
     const bool needs_ends = c.last_first || a.seq_capacity || a.T % CHECKPOINT;
     c.G_in_outputs = outputs_hold_G(a, device) && (!needs_ends || most_sequences(sequences_of(a)) <= a.B * slots);
     return c;
 }
 
-/* For gt_wkv6_path.  A step has no other kernels. */
+/* For gt_wkv6_path: returns why the call takes kernels for any size.  A step has no faster kernels, so the result is
+ * NULL. */
 static inline const char* why_not_faster(const gt_wkv6_args& a, gt_pass pass, const KernelList& kernels,
                                          const Device& device, char (&room)[128]) {
     bool takes_any_size = false;

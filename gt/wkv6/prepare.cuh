@@ -1,5 +1,6 @@
 /* gt/wkv6/prepare.cuh - the producer warps of a pass.  They copy r, k, w and v some sub-chunks ahead, and convert a
- * sub-chunk to the operands of the consumer warps.  forward.cuh defines these operands. */
+ * sub-chunk to the operands R, K and E of the consumer warps.  forward.cuh defines these operands.
+ * STATES (TensorTraits): the pass computes only states.  A quad is the 8 lanes that have the same TOKENS tokens. */
 #ifndef GT_WKV6_PREPARE_CUH
 #define GT_WKV6_PREPARE_CUH
 
@@ -10,7 +11,7 @@ namespace wkv6 {
 
 /* ---- copies ------------------------------------------------------------------------------------------------- */
 
-/* A producer lane's part of a step: 2 channels of TOKENS tokens, and pieces of v. */
+/* A producer lane's part of a step (TensorTraits::STEP): 2 channels of TOKENS tokens, and pieces of v. */
 template <class C>
 struct RawSubChunk {
     Pair<typename C::T> r[C::TOKENS], k[C::TOKENS];
@@ -18,13 +19,13 @@ struct RawSubChunk {
     uint4 v[C::template Copies<typename C::T>::PIECES];
 };
 
-/* A tensor as a producer lane copies it: 16 bytes of one token in each sub-chunk or step. */
+/* The pieces of one tensor that a producer lane copies: 16 bytes of one token in each sub-chunk or step. */
 struct Source {
-    const char* before; /* the piece of the sub-chunk before; copy() advances it first, which delays no copy */
+    const char* before; /* address of the previous piece; copy() advances it first, which delays no copy */
     int64_t sub_chunk_bytes;
 
-    /* `first` is the first token of the first sub-chunk.  `tokens` is the distance from one copied token to the next.
-     * NULL stays NULL. */
+    /* first: the first token of the first sub-chunk.  tokens: the distance from one copied token to the next.  If data
+     * is NULL, `before` stays NULL. */
     GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h, int64_t first, int row,
                        int column, int tokens) {
         sub_chunk_bytes = data ? tokens * at_.t * element : 0;
@@ -38,7 +39,8 @@ struct Source {
     }
 };
 
-/* Offset in elements from the start of a ring tensor to a token.  One token of each quad lies in different banks. */
+/* Returns the offset in elements from the start of a tensor in the ring to a token.  Tokens i of the four quads lie in
+ * different banks. */
 template <class C>
 GT_DEV int ring_at(int token) {
     return token * C::WIDTH + token / C::TOKENS * 16;
@@ -49,19 +51,20 @@ template <class C>
 struct Producer {
     int quad, channel; /* the lane's tokens start at TOKENS quad; its channels are channel and channel + 1 */
     int group;         /* channel / 16 */
-    uint32_t r_fragment, k_row, values, bonus, scale; /* addresses in buffer 0 where it stores */
+    uint32_t r_fragment, k_row, values, bonus, scale; /* where the lane stores, as addresses in buffer 0 */
     uint32_t buffer0, ring;
-    int tokens; /* tokens of the span; 0: no span */
+    int tokens; /* tokens of the span; 0 if there is no span */
     using T = typename C::T;
     using W = typename C::W;
     static constexpr int PIECES = C::template Copies<T>::PIECES, W_PIECES = C::template Copies<W>::PIECES;
     Source r[PIECES], k[PIECES], v[PIECES], w[W_PIECES]; /* pieces of 16 bytes */
     float u0, u1;
-    float neg_log2[2], neg_log2_lo[2]; /* log2 of the decay so far, and the rounding errors of this sum */
+    float neg_log2[2], neg_log2_lo[2]; /* -log2 of the decay so far, and the rounding errors of this sum */
     bool raw;                          /* decay = exp(-exp(w)) */
-    float log2_scale;                  /* reverse: of r */
+    float log2_scale;                  /* log2 of the scale of y, which multiplies r in the reverse pass */
 
-    /* Finds the span's tensors from token `first` on.  `step` is the number of tokens from one copy to the next. */
+    /* Sets the sources to the span's tensors, from token `first` on.  step: the number of tokens from one copy to the
+     * next. */
     GT_METHOD void open(const Problem& in, const HeadSpan& span, int64_t first, int step) {
         constexpr int ELEMENT = sizeof(T);
         const int64_t b = span.b, h = span.h;
@@ -83,7 +86,8 @@ struct Producer {
         log2_scale = in.log2_scale;
     }
 
-    /* Starts the copies of the next sub-chunk, in the direction of the sources.  Tokens beyond the span become 0. */
+    /* Starts to copy the next sub-chunk; the sources advance in the direction of the pass.  Tokens beyond the span
+     * become 0. */
     GT_METHOD void copy(int sub_chunk, bool exists, int stage) {
         const uint32_t to = ring + stage * C::STAGE;
         const int left = tokens - sub_chunk * C::STEP;
@@ -106,8 +110,8 @@ struct Producer {
         cp_async_commit();
     }
 
-    /* For r, k or w of type E: the token of the lane's i-th piece, and the first channel of the piece in a row of the
-     * ring. */
+    /* For r, k or w with elements of type E: copied_row() is the token of the lane's i-th piece, copied_column() the
+     * first channel of the piece in a row of the ring. */
     GT_METHOD int lane_in_team() const { return C::STATES ? 32 * group + lane_id() : lane_id(); }
     template <class E>
     GT_METHOD int copied_row(int i) const {
@@ -119,12 +123,14 @@ struct Producer {
     }
     GT_METHOD int v_fragment(int i) const { return 16 * (lane_in_team() + 32 * C::TEAM * i); }
 
-    /* log2 of a channel's decay so far.  If the sum is infinite, its low part would be NaN. */
+    /* Returns log2 of a channel's decay so far.  If the sum is infinite, its low part is left out, because it is
+     * NaN. */
     GT_METHOD float log2_decay(int e) const {
         return C::TF32X3 && neg_log2[e] < 1e30f ? -neg_log2[e] - neg_log2_lo[e] : -neg_log2[e];
     }
 
-    /* The lane's i-th piece of v.  In fp32 half a warp takes 8 pieces of the two tokens of a fragment. */
+    /* Token and first value of the lane's i-th piece of v.  In fp32, half a warp copies 8 pieces of each of a
+     * fragment's two tokens. */
     GT_METHOD int v_row(int i) const {
         if constexpr (!C::TF32X3) return (32 * group + lane_id()) / (C::N / 8) + SUB_CHUNK * i;
         const int second = lane_id() / 8 % 2;
@@ -163,7 +169,7 @@ struct Producer {
 
 /* ---- decays, and sums over a sub-chunk --------------------------------------------------------------------------- */
 
-/* -log2 of a lane's decays, or 0 for tokens beyond the sequence. */
+/* Computes h, -log2 of the lane's decays; 0 for tokens beyond the span. */
 template <class C>
 GT_DEV void decay_bits(const Producer<C>& me, const RawSubChunk<C>& x, int sub_chunk, float (&h)[C::TOKENS][2]) {
     if (me.raw) {
@@ -187,7 +193,7 @@ GT_DEV void decay_bits(const Producer<C>& me, const RawSubChunk<C>& x, int sub_c
     }
 }
 
-/* Sums of one channel over the lane's tokens, pair by pair. */
+/* Returns the sum of one channel over the lane's tokens, added pair by pair. */
 template <int TOKENS>
 GT_DEV float sum_of(const float (&h)[TOKENS][2], int e) {
     float sum[TOKENS / 2];
@@ -201,7 +207,7 @@ GT_DEV float sum_of(const float (&h)[TOKENS][2], int e) {
     return sum[0];
 }
 
-/* Sums the bonus of a quad's 4 tokens over its 8 lanes.  Each lane gets the sum of token bonus_token() only, so 4
+/* Sums the bonus of a quad's 4 tokens over its 8 lanes.  Each lane gets only the sum of token bonus_token(), so 4
  * tokens take 4 shuffles instead of 12. */
 GT_DEV float sum_bonus(const float (&bonus)[4]) {
     const bool upper = lane_id() & 1, odd = lane_id() & 2;
@@ -217,8 +223,9 @@ GT_DEV int bonus_token() { return (lane_id() & 1) * 2 + (lane_id() >> 1 & 1); }
 
 /* ---- operands of forward ------------------------------------------------------------------------------------ */
 
-/* The strong-decay path of one group.  It computes K with the decays after each token, for store_key, and if y is
- * wanted also the group's part of A.  r and k are loaded again from the ring.  There the decays overwrite w and v. */
+/* The strong-decay path of one group.  It computes K with the decays after each token and passes K to store_key.  With
+ * MAKES_Y it also computes the group's part of A.  For A it loads r and k from the ring again, and stores the decays
+ * there over w and v. */
 template <class C, class StoreKey>
 GT_DEV void prepare_strong_decay(const Producer<C>& me, const RawSubChunk<C>& x, const float (&h)[4][2], int buffer,
                                  int stage, StoreKey store_key) {
@@ -261,7 +268,7 @@ GT_DEV void prepare_strong_decay(const Producer<C>& me, const RawSubChunk<C>& x,
 
 template <class C>
 GT_DEV void store_scale_and_values(Producer<C>& me, const RawSubChunk<C>& x, const float (&total)[2], int buffer) {
-    /* values are permuted: see value_column */
+    /* v is stored in a permuted order: see value_column() and value_fragment(). */
     if constexpr (C::TF32X3) {
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
@@ -299,8 +306,8 @@ GT_DEV void store_scale_and_values(Producer<C>& me, const RawSubChunk<C>& x, con
     }
 }
 
-/* Stores R, if y is wanted, and K.  store_key(i, k) gets two channels of K of token i.  c is the sum of h before the
- * lane's first token; `bonus` is the part of the lane's channels. */
+/* Computes R and K.  Stores R if MAKES_Y; passes K to store_key(i, k), two channels of token i.  c: the sum of h before
+ * the lane's first token.  bonus: gets the part of the lane's channels. */
 template <class C, class StoreKey>
 GT_DEV void make_operands(const Producer<C>& me, const RawSubChunk<C>& x, const float (&h)[4][2], float (&c)[2],
                           int buffer, float (&bonus)[4], StoreKey store_key) {
@@ -328,7 +335,7 @@ GT_DEV void make_operands(const Producer<C>& me, const RawSubChunk<C>& x, const 
     }
 }
 
-/* Returns whether a channel of the group decays by 2^-limit or more, or by NaN. */
+/* Returns whether -log2 of the decay of a channel of the group is at least `limit`, or NaN. */
 GT_DEV bool exceeds(const float (&decay)[2], float limit) {
     return warp_any(!(fabsf(decay[0]) < limit && fabsf(decay[1]) < limit));
 }
@@ -343,24 +350,23 @@ GT_DEV void prepare_sub_chunk(Producer<C>& me, const RawSubChunk<C>& x, int sub_
     const bool strong = exceeds(total, STRONG_DECAY_LIMIT);
     const auto store_key = [&](int i, float2 k) { sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k); };
     make_operands<C>(me, x, h, c, buffer, bonus, store_key);
-    if (strong) prepare_strong_decay<C>(me, x, h, buffer, stage, store_key); /* this path's K overwrites the usual K */
+    if (strong) prepare_strong_decay<C>(me, x, h, buffer, stage, store_key); /* its K overwrites the usual K */
     const float sum = sum_bonus(bonus);
     if ((lane_id() & 4) == 0) sts<float>(me.bonus + buffer * C::BUFFER, sum);
     if (lane_id() == 0) sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::STRONG_DECAY + 4 * me.group, strong);
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
-/* ---- operands where only states are wanted ------------------------------------------------------------------ */
+/* ---- operands of a pass that computes only states ----------------------------------------------------------- */
 
-/* STATES: stores two tokens of K, from the lane's i-th on, as one fragment of two tokens by two channels, a left
+/* STATES: stores K of the lane's tokens i and i + 1 as one fragment, two tokens by two channels, which is a left
  * operand. */
 template <class C>
 GT_DEV void store_cell(const Producer<C>& me, int i, const float (&k)[2][2], int buffer) {
     sts<float4>(me.k_row + buffer * C::BUFFER + i / 2 * C::PAIR_PITCH, {k[0][0], k[0][1], k[1][0], k[1][1]});
 }
 
-/* Converts a sub-chunk if only states are wanted: K contains the decays after each token, as on the strong-decay
- * path. */
+/* Converts a sub-chunk for S.  K contains the decays after each token, as on the strong-decay path. */
 template <class C>
 GT_DEV void prepare_states(Producer<C>& me, RawSubChunk<C>& x, int sub_chunk, int buffer, int stage) {
     float h[C::TOKENS][2], total[2], after[2];
@@ -387,7 +393,7 @@ GT_DEV void prepare_states(Producer<C>& me, RawSubChunk<C>& x, int sub_chunk, in
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
-/* Converts a sub-chunk for G in reverse: K holds scale r_t 2^-c_t, which is always in range. */
+/* Converts a sub-chunk for G, in reverse.  K holds scale r_t 2^-c_t, which never exceeds scale r_t. */
 template <class C>
 GT_DEV void prepare_reverse(Producer<C>& me, RawSubChunk<C>& x, int sub_chunk, int buffer, int stage) {
     float h[C::TOKENS][2], total[2], c[2];
@@ -417,7 +423,8 @@ GT_DEV int steps_of(const HeadSpan& span) {
     return (span.tokens + C::STEP - 1) / C::STEP;
 }
 
-/* Local pass: stores the product of decays over the span's sub-chunks of this turn. */
+/* Local pass: stores log2 of the decay over the span.  If producer warps take turns, each stores the sum of its own
+ * sub-chunks. */
 template <class C>
 GT_DEV void store_decays(const TensorParams& p, const HeadSpan& span, const Producer<C>& me, int turn) {
     if (!p.local || !span.exists || me.quad != 0) return;
@@ -430,7 +437,7 @@ GT_DEV void store_decays(const TensorParams& p, const HeadSpan& span, const Prod
 template <class C, bool REVERSE>
 GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
     Producer<C> me;
-    const int sub = C::HEADS == 1 ? 0 : warp_id() / C::GROUPS % C::HEADS; /* 0: uniform addresses */
+    const int sub = C::HEADS == 1 ? 0 : warp_id() / C::GROUPS % C::HEADS; /* a constant 0 makes addresses uniform */
     const int turn = warp_id() / (C::HEADS * C::GROUPS);
     me.group = warp_id() % C::GROUPS;
     me.quad = lane_id() / 8;
@@ -439,7 +446,7 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
     const int team = warp_id() / C::TEAM;
     me.ring = smem + C::RING + team * C::AHEAD * C::STAGE;
     me.r_fragment = me.buffer0 + C::R + 16 * (2 * me.quad * C::FRAGMENTS + me.channel / 2);
-    /* row 4 quad; columns xor 24 in rows with bit 2 set */
+    /* Row 4 quad of K.  Rows whose bit 2 is set have their columns xor 24: see forward.cuh. */
     me.k_row = me.buffer0 + C::K +
                (C::STATES ? C::TOKENS / 2 * me.quad * C::PAIR_PITCH + 8 * me.channel
                           : 4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0))));
@@ -447,8 +454,8 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
                 (!C::TF32X3  ? 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0)))
                  : C::STATES ? 4 * (me.v_row(0) * C::VALUE_PITCH + me.v_column(0))
                              : value_fragment<C>(me.v_row(0), me.v_column(0)));
-    /* fp32: both terms of two channels.  STATES: 2 channels of a group, then 2 of the next, in the order that StatePart
-     * reads. */
+    /* fp32: both terms of two channels.  STATES: 2 channels of a group, then 2 of the next group, the order in which
+     * StatePart reads them. */
     me.scale = me.buffer0 + C::SCALE + 4 * (me.quad & 1) +
                (C::TF32X3   ? 8 * me.channel
                 : C::STATES ? 128 * (me.group / 2) + 16 * (lane_id() % 8) + 8 * (me.group % 2)
@@ -460,8 +467,8 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
     me.open(p.in, span, span.start + sub_chunk_at(turn) * C::STEP, direction * C::STEP);
     me.neg_log2[0] = me.neg_log2[1] = me.neg_log2_lo[0] = me.neg_log2_lo[1] = 0.0f;
 
-    /* Copies go FIRST sub-chunks ahead.  A team copies to the stage of the step before, a warp to the stage that it has
-     * just read. */
+    /* Copies run FIRST steps ahead.  A team copies to the stage of the previous step; a single warp copies to the stage
+     * that it has just read. */
     constexpr int FIRST = C::STATES ? C::AHEAD - 1 : C::AHEAD;
     const auto copy_next = [&](int step) {
         const int next = step + C::TURNS * FIRST;

@@ -14,11 +14,11 @@ constexpr int CHECKPOINT = 64; /* tokens between two states that forward saves f
 constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
 constexpr int MAX_SIZE = 256;           /* the largest N and V */
 constexpr int SHARED_BYTES = 64 * 1024; /* shared memory that a block may have on every architecture */
-/* Shared memory of a block: on all GPUs from 8.0 on; on 8.0, 8.7, 9.0, 10.0; on 9.0 and 10.0. */
+/* KB of shared memory that a block may have: on every GPU from 8.0 on; on 8.0, 8.7, 9.0 and 10.0; on 9.0 and 10.0. */
 constexpr int LEAST_KB = 99, AMPERE_KB = 163, HOPPER_KB = 227;
 
-/* Type of the states that forward saves for backward.  It is bf16 for bf16 activations in the sizes that have kernels
- * on tensor cores, and fp32 otherwise. */
+/* The type of the states that forward saves for backward: bf16 for bf16 activations in sizes that have kernels on
+ * tensor cores, otherwise fp32. */
 template <class T>
 using StateOf = typename std::conditional<std::is_same<T, bf16>::value, bf16, float>::type;
 
@@ -26,26 +26,28 @@ GT_HD gt_dtype state_dtype(gt_dtype dtype, int64_t N, int64_t V) {
     return dtype == GT_BF16 && N == V && (N == 32 || N == 64 || N == 128) ? GT_BF16 : GT_F32;
 }
 
-/* Returns whether S is stored in two bf16 terms; the lo terms lie behind all checkpoints.  In rowsum(S . G) the
- * rounding of S gives dw of a slow channel one common error for the whole chunk.  Only N = 32 has two terms: its
- * checkpoints are small and its rows short. */
+/* Returns whether saved states S consist of two bf16 terms, S = hi + lo.  The lo terms lie behind all checkpoints.
+ * Backward uses rowsum(S . G).  There the rounding of S gives dw of a slowly decaying channel the same error in the
+ * whole chunk; lo removes this error.  Only N = 32 has two terms, because its checkpoints are small and its rows
+ * short. */
 GT_HD bool keeps_lo(gt_dtype dtype, int64_t N, int64_t V) { return state_dtype(dtype, N, V) == GT_BF16 && N == 32; }
 
-/* Type of G, which the reverse state pass stores for the chunks: the type of the activations.  f16 has a power of two
- * for each part of a row (RowScale); a part belongs to one warp of the reverse state pass. */
+/* The type of G, which the reverse state pass (states.cuh) stores for the chunks: the type of the activations.  f16
+ * numbers are scaled by a power of two for each part of a row (RowScale).  A part is the share of one warp of the
+ * reverse state pass. */
 template <class T>
 using GradientOf = typename std::conditional<std::is_same<T, f16>::value, f16, StateOf<T>>::type;
 
-/* Whether G may lie in dk and dv, which the chunk that reads G overwrites.  It may not for fp32 with N = 128: a warp of
- * the reverse state pass has all rows, and half of them would lie in dk, half in dv. */
+/* Whether G may lie in the memory of dk and dv.  The chunk that reads G overwrites it there afterwards.  fp32 with N =
+ * 128 is an exception: a warp of the reverse state pass has all rows, and half of them would lie in dk, half in dv. */
 template <class T, int N>
 constexpr bool G_FITS_OUTPUTS = !(std::is_same<T, float>::value && N == 128);
 
-/* bf16: number of sums over rows of a chunk's states, which the reverse state pass computes.  backward.cuh corrects the
- * rounding errors of dg with them. */
+/* bf16 only: how many sums over each row of a chunk's states the reverse state pass computes.  backward.cuh uses them
+ * to correct the rounding errors of dg. */
 constexpr int REVERSE_SUMS = 3;
 
-/* The error of rounding x to bf16; the next function does this for both numbers of a pair. */
+/* Returns x minus x rounded to bf16.  bf16_lo_pair() does this for two numbers and packs the results. */
 GT_HD float bf16_lo(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
 
 GT_HD uint32_t bf16_lo_pair(float lo, float hi) {
@@ -60,16 +62,16 @@ struct Problem {
     int N, V;
     gt_dtype dtype, w_dtype;
     gt_decay decay;
-    float scale, log2_scale; /* scale of y; dr is scaled, and r is scaled in all other gradients */
+    float scale, log2_scale; /* scale of y.  In backward it multiplies dr, and r in all other gradients */
     const void *r, *k, *w, *v, *dy;
     const float* u;
     gt_stride r_stride, k_stride, w_stride, v_stride, dy_stride;
 };
 
-/* Parameters of every pass through time: forward, and G in reverse. */
+/* Parameters of every pass through time: forward, and the reverse state pass, which computes G. */
 struct PassParams {
     Problem in;
-    void* y; /* NULL: only states are wanted */
+    void* y; /* NULL: the pass computes only states */
     gt_stride y_stride;
     const float* state_in;
     float* state_out;
@@ -101,11 +103,13 @@ static inline int64_t chunk_slots_of(const gt_wkv6_args& a) { return chunk_slots
 
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
-/* log d of one element of w.  It is never positive infinity; minus infinity is a decay of exactly 0. */
+/* Returns log d for one element of w.  The result is never positive infinity; minus infinity means a decay of exactly
+ * 0. */
 GT_DEV float log_decay(const Problem& p, float w) { return p.decay == GT_DECAY_LOG ? w : -exp_accurate(w); }
 
-/* Scales a state that decays by exp(g), as gt::scale_of_log and gt::rescale do.  Here a decay is at most 1, so nothing
- * becomes infinite.  exp_accurate, since the kernels for any size promise more than 16 bits. */
+/* Scale a state that decays by exp(g), as gt::scale_of_log and gt::rescale do (recurrence/segments.cuh).  Here a decay
+ * is at most 1, so factors never become infinite.  The function uses exp_accurate, because the kernels for any size
+ * promise more accuracy than 16 bits. */
 GT_DEV Scale scale_of_log(float g) {
     Scale s;
     const bool near_one = g > -0.69f && g < 0.05f;

@@ -1,7 +1,8 @@
-/* gt/wkv6/segment.cuh - gt_wkv6_segment and gt_wkv6_segment_backward.  They compute the log of the decay of a piece of
- * a sequence.  They also compute the state after a piece that starts from zeros, or the gradient before a piece that
- * ends with a zero gradient.  On tensor cores they run the local pass over segments, and a scan for the end.  Otherwise
- * they run the kernels that go token by token, and the kernel below. */
+/* gt/wkv6/segment.cuh - gt_wkv6_segment and gt_wkv6_segment_backward, for a piece of a sequence.  Both compute the log
+ * of the piece's decay.  gt_wkv6_segment computes the state after the piece, from a zero state before it.
+ * gt_wkv6_segment_backward computes the gradient before the piece, from a zero gradient after it.
+ * On tensor cores they run the local pass over segments, and a scan (recurrence/segments.cuh).  Otherwise they run
+ * token_kernel (generic.cuh) and decay_kernel, below. */
 #ifndef GT_WKV6_SEGMENT_CUH
 #define GT_WKV6_SEGMENT_CUH
 
@@ -13,9 +14,10 @@ namespace wkv6 {
 
 /* ---- the log of a decay, any size ---------------------------------------------------------------------------------
  * out[sequence,h,n] = sum over the sequence's tokens of log d.
- * grid at most sequences*H*ceil(N/32), block 8 warps: a lane takes a channel, a warp every eighth token.  bytes: w
- * once.
- * Each warp's sum keeps its rounding errors.  The eight sums are added in order: deterministic. */
+ * grid: at most sequences*H*ceil(N/32).  block: 8 warps.  A lane takes a channel, a warp every eighth token.
+ * bytes: w once.
+ * A sum keeps its rounding errors in a second term.  One warp adds the eight sums in order, so results are
+ * deterministic. */
 struct DecayParams {
     Problem in;
     float* out;
@@ -47,7 +49,8 @@ GT_KERNEL(256, 1) decay_kernel(const GT_GRID_CONSTANT DecayParams p) {
 
 /* ---- plans and launches ------------------------------------------------------------------------------------------ */
 
-/* The arguments without tensors that the pass does not use, whose alignment would keep the pass from tensor cores. */
+/* Returns the arguments without the tensors that the pass does not use.  Otherwise the alignment of an unused tensor
+ * could keep the pass from tensor cores. */
 template <bool REVERSE>
 static inline gt_wkv6_args segment_args(gt_wkv6_args a) {
     a.u = a.state_in = a.dstate_out = nullptr;
@@ -112,7 +115,7 @@ static inline SegmentPlan<REVERSE> plan_segment(const gt_wkv6_args& args, const 
     return plan;
 }
 
-/* For gt_wkv6_path. */
+/* why_not_faster() for all passes, for gt_wkv6_path. */
 static inline const char* why_no_pass_is_faster(const gt_wkv6_args& a, gt_pass pass, const KernelList& kernels,
                                                 const Device& device, char (&room)[128]) {
     if (pass == GT_SEGMENT) return why_not_faster(segment_args<false>(a), GT_FORWARD, kernels, device, room);

@@ -1,30 +1,35 @@
-/* gt/wkv6/states.cuh - states alone, on tensor cores: G in reverse, or S of segments.
+/* gt/wkv6/states.cuh - a pass on tensor cores that computes only states: G in reverse, or S for segments and for
+ * backward.
  *
- * Block, roles and buffers are as in forward.cuh, with two differences.  First, a head has two teams of producer warps,
- * which take sub-chunks in turn, each for its own buffer.  (N = 128 has one team, since registers allow no more.)
- * Second, the state is scaled before the addition.  So no factor grows, and two sub-chunks may be one step (STEP): the
- * step scans their decays once and scales the state once.  Below, a sub-chunk is a step.  Forward computes
+ * Block, roles and buffers are as in forward.cuh, with two differences:
+ *   - A head has two teams of producer warps (see TensorTraits), which take sub-chunks in turn.  Each team fills its
+ *     own buffer.  N = 128 has one team, since registers allow no more.
+ *   - The state is scaled before the addition.  So no factor exceeds 1, and two sub-chunks may be one step (STEP): the
+ *     step scans their decays once and scales the state once.  In this file a sub-chunk is a step.
+ * Forward in time the kernel computes
  *     S <- E . S + sum_t (decay after t . k_t) v_t^T
- * REVERSE has (r, dy) in place of (k, v), takes the sub-chunks from last to first, and computes
- *     G <- E . G + sum_t (P_t . r_t) dy_t^T
- * The kernel stores the state before (reverse: after) every chunk, the checkpoints, and the pass's last state.
+ * REVERSE takes (r, dy) in place of (k, v), runs from the last sub-chunk to the first, and computes
+ *     G <- E . G + sum_t (P_t . r_t) dy_t^T                   P_t: the decay before t
+ * The kernel stores a checkpoint for every chunk: S before the chunk, or G after it.  It also stores the last state.
  *
- * consumer warp: it holds S itself, ROWS channels by COLUMNS values, as accumulators of K^T v.  No product reads the
- * state here, so S need not be a right operand, and a lane's values of a channel are adjacent in memory.  Therefore a
- * checkpoint is stored without shuffles, and rowsum(S . G) needs only the lane's own elements of S, which the lane
+ * consumer warp: it holds ROWS channels by COLUMNS values of S, as accumulators of K^T v.  No product reads the state
+ * here, so S need not be a right operand, and a lane's values of a channel are adjacent in memory.  Therefore a lane
+ * stores its part of a checkpoint without shuffles.  For rowsum(S . G) it needs only its own elements of S, which it
  * copies itself.
  * shape: 32 by 32 reads the fewest operands.  fp32: all channels by 16 values, so that v is split once.
- * ring: a team copies whole rows together and meets when they have arrived.  If each warp copied its own pieces, these
- * would be 32 bytes, and the time of a copy depends on its number of lines of 128 bytes.
- * shared, N = 64, 16 bits: 14.1 KB a buffer; two buffers and the rings 77.1 KB; S before and after a chunk 16 KB.  N =
- * 128: 76.6 KB, and 64 KB.  S_COPIES = 1 is for blocks that may have only 99 KB.  Then S after a chunk is there from
- * the checkpoint before.  When its sums are stored, S before the chunk overwrites it, and the warp waits for this copy.
- * bytes: k or r, w, v or dy once, checkpoints and states once.  bf16 also reads S of the checkpoints once for rowsum(S
- * . G), with its lo terms if any, unless S is known to be 0.
+ * ring: a team copies whole rows together, and waits together for their arrival.  If each warp copied only its own
+ * channels, copies would be 32 bytes wide.  The time of a copy depends on the number of 128-byte lines that it touches.
+ * shared, N = 64, 16 bits: 14.1 KB a buffer; two buffers and the rings are 77.1 KB; S before and after a chunk takes 16
+ * KB.  N = 128: 76.6 KB and 64 KB.
+ * S_COPIES: 2 copies hold S before and after a chunk.  1 copy is for blocks that may have only 99 KB.  It holds S after
+ * the chunk, left from the previous checkpoint.  After its sums are stored, S before the chunk overwrites it, and the
+ * warp waits for that load.
+ * bytes: k or r, w, v or dy once; checkpoints and states once.  bf16 also reads S of the checkpoints, and its lo terms
+ * if any, once for rowsum(S . G), unless S is known to be 0.
  * G in outputs: dv has room for G (N = 128: dk and dv).  So G lies there, row for row, until the kernel of chunks reads
- * and overwrites it.  Each head and chunk has its own part of the outputs, which no other block touches.  f16: each
- * warp's part of a channel of G has a power of two (RowScale), and its inverse goes to G_inverse.  If outputs cannot
- * hold G (fp32 with N = 128; dv or dk is not wanted or not aligned), G goes to workspace. */
+ * and overwrites it.  Each head and chunk has its own part of the outputs, which no other block touches.  In f16 each
+ * warp scales its part of a row of G by a power of two (RowScale), and stores the inverse in G_inverse.  If the outputs
+ * cannot hold G, it goes to workspace: for fp32 with N = 128, or if dv or dk is NULL or not aligned. */
 #ifndef GT_WKV6_STATES_CUH
 #define GT_WKV6_STATES_CUH
 
@@ -35,14 +40,13 @@ namespace wkv6 {
 
 /* ---- consumer warps -------------------------------------------------------------------------------------------- */
 
-/* A consumer warp's share of S, ROWS channels by COLUMNS values, and its position.  Rows g and g + 8 of tile q are
+/* A consumer warp's share of S, ROWS channels by COLUMNS values, and its addresses.  Rows g and g + 8 of tile q are
  * channels 16 q + 2g and 16 q + 2g + 1.  Values are permuted as in forward, except in fp32. */
 template <class C>
 struct StatePart {
     using State = typename C::State;
     static constexpr int MT = C::ROWS / 16, NT = C::TILES;
-    /* A lane has 2 NT values of a channel.  They lie in PIECES pieces; the PIECE values of a piece are adjacent in
-     * memory. */
+    /* A lane has 2 NT values of a channel, in PIECES pieces.  The PIECE values of a piece are adjacent in memory. */
     static constexpr int PIECE = 2 * C::PERMUTED, PIECES = 2 * NT / PIECE;
     static constexpr int BYTES = 2 * PIECE;                      /* bytes of a piece of a bf16 copy of S */
     static constexpr int LO = C::S_COPY / C::CONSUMER_WARPS / 2; /* offset from a copy of S to its lo terms */
@@ -70,7 +74,8 @@ struct StatePart {
         return channel * C::N + share % C::PARTS * C::COLUMNS + PIECE * (lane_id() % 4);
     }
 
-    /* Offset of the lane's i-th channel from its first, and of the first value of piece k from its first value. */
+    /* channel_at(i): the lane's i-th channel, relative to its first one.  value_at(k): the first value of piece k,
+     * relative to the lane's first value. */
     static GT_METHOD constexpr int channel_at(int i) { return 16 * (i / 2) + i % 2; }
     static GT_METHOD constexpr int value_at(int k) { return 4 * PIECE * k; }
 
@@ -89,7 +94,7 @@ struct StatePart {
         for (int k = 0; k < 2 * NT; k++) x[k] = S[i / 2][k / 2][2 * (i % 2) + k % 2];
     }
 
-    /* Stores the lane's elements.  `pitch` is the number of elements from one row to the next. */
+    /* Stores the lane's elements, or their lo terms.  pitch: the number of elements from one row to the next. */
     template <class To>
     GT_METHOD void store(To* state, int pitch, bool of_lo = false) const {
         GT_UNROLL
@@ -109,8 +114,8 @@ struct StatePart {
         }
     }
 
-    /* Stores the lane's elements as scaled f16.  `inverse` gets the inverse factors of this part, from the lane's first
-     * channel on. */
+    /* Stores the lane's elements as scaled f16.  The inverse factors of the warp's part go to `inverse`, from the
+     * lane's first channel on. */
     GT_METHOD void store_scaled(f16* state, int pitch, float* inverse) const {
         GT_UNROLL
         for (int i = 0; i < 2 * MT; i++) {
@@ -132,8 +137,8 @@ struct StatePart {
         }
     }
 
-    /* Starts the copies of the lane's part of another state, or clears the part if it is not wanted.  The pieces of a
-     * warp are adjacent. */
+    /* Starts to copy the lane's part of another state to shared memory, or clears that memory if `wanted` is false.
+     * The pieces of a warp are adjacent. */
     GT_METHOD void copy(const bf16* state, uint32_t to, bool wanted) const {
         GT_UNROLL
         for (int x = 0; x < 2 * MT * PIECES; x++)
@@ -141,11 +146,11 @@ struct StatePart {
                             wanted ? BYTES : 0);
     }
 
-    /* Row sums of the lane's i-th channel.  This part holds G after a chunk, and copies of S are in shared memory.  The
-     * functions compute the warp's part of rowsum(S . G), and `rest`, the row sum of S and of the rounding error of G
-     * in bf16.  The lane that has_sums() gets the results.
-     * Tensor cores compute them as the diagonal of G S^T for 8 channels.  One left operand holds 8 rows of G in bf16
-     * and the 8 rows of their rounding errors.  A lane's elements of G and S are operands without a move. */
+    /* Sums over rows of S . G, where this part holds G after a chunk, and shared memory holds copies of S.  For a
+     * channel, `all` is the warp's part of rowsum(S . G).  `lo` is the same with the error of rounding G to bf16 in
+     * place of G.  Lanes for which has_sums() is true get the results.
+     * Tensor cores compute the sums as the diagonal of G S^T for 8 channels.  One left operand holds 8 rows of G in
+     * bf16, and the 8 rows of their rounding errors.  A lane's elements of G and S are operands without a move. */
     struct RowSum {
         float all, lo;
     };
@@ -156,7 +161,7 @@ struct StatePart {
         float x[2 * NT], sum[COUNT][4] = {};
         row(i, x);
         GT_UNROLL
-        for (int k = 0; k < 2 * NT; k++) x[k] = made_here(x[k]); /* in the loop: operands of all rows would spill */
+        for (int k = 0; k < 2 * NT; k++) x[k] = made_here(x[k]); /* or the compiler hoists all operands, and spills */
         GT_UNROLL
         for (int k = 0; k < 2 * NT; k += 4) {
             const int at = 32 * BYTES * (PIECES * i + k / PIECE) + 2 * (k % PIECE);
@@ -184,8 +189,10 @@ struct StatePart {
         }
     }
 
-    /* Stores three sums in sums[3,PARTS,N], from the lane's first channel on:
-     *     S before . G      G's rest . (S after - S before), 0 for the last chunk      S after . G, 0 if not known */
+    /* Stores three row sums in sums[3,PARTS,N], from the lane's first channel on:
+     *     0   rowsum(S before the chunk . G)
+     *     1   rowsum((S after - S before) . rounding error of G), or 0 for the last chunk
+     *     2   rowsum(S after the chunk . G), or 0 if S after the chunk is not known */
     GT_METHOD void store_rowsums(uint32_t before, uint32_t after, float* sums, bool is_last, bool knows_after) const {
         GT_UNROLL
         for (int i = 0; i < 2 * MT; i++) {
@@ -199,8 +206,8 @@ struct StatePart {
         }
     }
 
-    /* Stores the same sums in two calls, first with S after the chunk, then with S before it.  `kept` is shared memory
-     * that holds sums between the calls. */
+    /* Stores the same sums in two calls, for S_COPIES = 1: first with S after the chunk, then with S before it.  kept:
+     * shared memory that holds a sum per row between the calls. */
     GT_METHOD void store_rowsums_of(bool is_after, uint32_t copy, uint32_t kept, float* sums, bool is_last,
                                     bool knows_after) const {
         GT_UNROLL
@@ -302,25 +309,25 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
     me.set_addresses(smem + sub * C::HEAD_BUFFER, share);
     const HeadSpan span = span_of<C, REVERSE>(p, work, sub);
     const int steps = steps_of<C>(span);
-    /* index of the next checkpoint */
+    /* Index of the next checkpoint. */
     int chunk = (int)span.chunk + (REVERSE && steps ? (steps - 1) / STEPS : 0);
-    /* the lane's first element in state number `at` */
+    /* Index of the lane's first element in state number `at`. */
     const auto element = [&](int at) { return (int64_t)at * NN + first; };
 
-    /* Address of the checkpoint of the last step's chunk.  The rows of a whole chunk may lie in outputs. */
+    /* Where the checkpoint of the last step's chunk goes.  Checkpoints of whole chunks may lie in outputs. */
     const auto& outputs = p.G_rows[C::N > CHECKPOINT ? first / (CHECKPOINT * C::N) : 0];
     const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data;
-    /* whether G of the last chunk stays out of outputs */
+    /* Whether G of the last chunk goes to p.checkpoints although other chunks' G lies in outputs. */
     const bool is_apart = p.last_apart || span.tokens % CHECKPOINT != 0;
     const int pitch = in_outputs ? (int)outputs.stride.t : C::N;
-    /* computed without a branch, which would cost registers */
+    /* Computed without an else branch, which would cost registers. */
     Left* checkpoint = static_cast<Left*>(p.checkpoints) + element(chunk);
     if (in_outputs) {
         const int token = span.start + (steps - 1) / STEPS * CHECKPOINT + first / C::N % CHECKPOINT;
         checkpoint = static_cast<Left*>(outputs.data) + offset_of(outputs.stride, span.b, token, span.h) + first % C::N;
     }
-    /* The address of the lane's first float for the next checkpoint.  For f16 `parts` is G_inverse [B,H,chunk
-     * slots,PARTS,N], for bf16 it is rowsums [B,H,chunk slots,3,PARTS,N]. */
+    /* Returns the address of the lane's first float for the next checkpoint.  `parts` is G_inverse [B,H,chunk
+     * slots,PARTS,N] for f16, rowsums [B,H,chunk slots,3,PARTS,N] for bf16. */
     const auto own_part = [&](float* parts) {
         constexpr int SUMS = C::KEEPS_BF16 ? REVERSE_SUMS : 1;
         return parts + (int64_t)chunk * (SUMS * C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;
@@ -333,8 +340,8 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         }
     };
 
-    /* Copies of S at the next checkpoint and at the one before it, or of the latter alone.  A lane reads only its own
-     * copies, so no barrier is needed. */
+    /* The copies of S at the next checkpoint and at the previous one; with one copy, only at one of them.  A lane reads
+     * only its own copies, so no barrier is needed. */
     const uint32_t copies = smem + C::SMEM + C::S_COPY / C::CONSUMER_WARPS * warp + StatePart<C>::BYTES * lane_id();
     const uint32_t kept = smem + C::KEPT + 4 * (C::ROWS * warp + lane_id() / 4);
     const auto copy_of = [&](int at) { return copies + (C::S_COPIES == 2 ? (at & 1) * C::S_COPY : 0); };
@@ -344,9 +351,9 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         if constexpr (C::KEEPS_LO) me.copy(S + p.lo_terms, copy_of(at) + StatePart<C>::LO, wanted);
         cp_async_commit();
     };
-    const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* steps of the chunk with S = 0 before it */
+    const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* steps of a first chunk, if S = 0 before it */
 
-    /* Stores the checkpoint of a step's chunk, and the sums.  The sums come first, so that no registers have to hold
+    /* Stores the checkpoint of a step's chunk, and its row sums.  The sums come first, so that registers need not hold
      * the rounded G meanwhile. */
     const auto pass_checkpoint = [&](int step, Left* to, int to_pitch, bool is_last) {
         if (wants_rowsums) {
@@ -377,7 +384,7 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
     }
     const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
     me.load(from ? from + first : nullptr);
-    if (REVERSE && has_checkpoints && steps) { /* the last chunk may be short, with its checkpoint elsewhere */
+    if (REVERSE && has_checkpoints && steps) { /* a short last chunk has its checkpoint in p.checkpoints */
         const bool apart = in_outputs && is_apart;
         pass_checkpoint(steps - 1, apart ? static_cast<Left*>(p.checkpoints) + element(span.head) : checkpoint,
                         apart ? C::N : pitch, span.ends);
@@ -399,7 +406,7 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         }
     }
     if (p.local || p.state_out) {
-        /* computed again, because registers are short */
+        /* Compute the span again: no registers are left to keep it over the loop. */
         const HeadSpan same = span_of<C, REVERSE>(p, work_of<C>(smem), sub);
         float* end = last_state<C>(p, same, REVERSE ? same.starts : same.ends);
         if (end) me.store(end + first, C::N);
@@ -415,7 +422,7 @@ states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
     if (warp_id() < C::PRODUCER_WARPS) {
         take_work<C>(p, smem, [&](int work) { produce<C, REVERSE>(p, smem, work); });
     } else {
-        wait_for_chain(); /* the other roles read no output of the chain's kernels */
+        wait_for_chain(); /* producer warps need not wait: they read no output of earlier kernels in the chain */
         take_work<C>(p, smem, [&](int work) { consume_states<C, REVERSE>(p, smem, work); });
     }
 #else

@@ -7,19 +7,22 @@
  * lanes move a row in 16-byte pieces.  A block moves SLOTS = THREADS / LANES rows at a time.  A lane has ROWS rows,
  * SLOTS apart.  N = V = 64: 16 lanes, 128 threads, 8 rows each.
  * grid B * H * tiles of columns; one launch, no workspace.
- * registers: 4 ROWS values of the state (8 to 64), for all tokens of the call.  They are stored after the last token to
- * commit.
+ * registers: 4 ROWS values of the state (8 to 64), for all tokens of the call.  A lane stores them after the last token
+ * that enters the state (`commit`).
  * shared, for TOKENS tokens at a time: (r, k, keep, factor) of every row, v, and the partial sums of y of every warp.
  * N = V = 64: 2.3 KB at one token, 9 KB at 4.  N = V = 256: 25 KB.
- * bytes of a head: the state in and out, 8 N V (32 KB at N = V = 64); v and y once; r, k and w once a tile.  A thread
+ * bytes per head: the state in and out, 8 N V (32 KB at N = V = 64); v and y once; r, k and w once per tile.  A thread
  * issues the loads of its state and of its first TOKENS tokens before it uses any of them.
- * issue slots of a thread, N = V = 64: 16 loads and stores of the state; 17 a row and token; about 400 otherwise.
+ * issue slots per thread, N = V = 64: 16 for loads and stores of the state; 17 for each row and token; about 400 for
+ * the rest.
  * Sums over i have one order: the rows of a lane, the lanes of a warp (butterfly), the warps.  The order depends only
- * on N and V.  States that are not aligned to 16 bytes move in single floats to the same lanes, and give the same bits.
- * A state of int8 has a scale for each row and 64 columns, which are the columns of a block.  Its row maximum takes
- * log2(LANES) shuffles a row.
- * Calls of one token have instances without loops over tokens, because the number of instructions sets the time in a
- * small batch.  One kernel serves all dtypes: it loads raw bits, and converts them when all loads are in flight. */
+ * on N and V.  States that are not aligned to 16 bytes move in single floats to the same lanes, so the results have the
+ * same bits.
+ * In an int8 state up to 64 columns of a row share a scale, and one block has all of them.  log2(LANES) shuffles find
+ * the maximum of a row.
+ * Calls of one token have instances without loops over tokens, because in a small batch the number of instructions
+ * determines the time.  One kernel serves all dtypes: it loads raw bits, and converts them after all loads are in
+ * flight. */
 #ifndef GT_WKV6_STEP_CUH
 #define GT_WKV6_STEP_CUH
 
@@ -38,7 +41,7 @@ struct StepParams {
     void* state; /* [slot_capacity,H,N,V] */
     int64_t row_stride;
     gt_dtype state_dtype, u_dtype;
-    float* scale; /* [slot_capacity,H,N,ceil(V/64)], of a state of int8 */
+    float* scale; /* [slot_capacity,H,N,ceil(V/64)], for int8 states */
     int64_t scale_stride;
     StepRounding rounding;
     StepElements elements;
@@ -52,10 +55,10 @@ struct StepTraits {
     static constexpr int MOST_ROWS = MOST_ROWS_, TOKENS = TOKENS_, LANES = MOST_ROWS == 32 ? 8 : 16;
     static constexpr int THREADS = MOST_ROWS > 128 ? MOST_ROWS : 128, WARPS = THREADS / 32;
     static constexpr int COLUMNS = 4 * LANES, SLOTS = THREADS / LANES, ROWS = MOST_ROWS / SLOTS;
-    /* blocks that share a multiprocessor's registers */
+    /* Blocks per multiprocessor, which limits the registers of a thread. */
     static constexpr int BLOCKS = THREADS == 256 ? 2 : ROWS > 8 ? 3 : 5;
-    static constexpr int ROW_STEP = THREADS / MOST_ROWS; /* tokens whose rows are loaded side by side */
-    /* tokens whose columns are loaded side by side */
+    static constexpr int ROW_STEP = THREADS / MOST_ROWS; /* tokens whose rows the block loads at a time */
+    /* Tokens whose columns the block loads at a time. */
     static constexpr int COLUMN_STEP = THREADS / COLUMNS;
     static constexpr int ROW_LOADS = (TOKENS + ROW_STEP - 1) / ROW_STEP; /* loads of a thread, for each of r, k and w */
     static constexpr int COLUMN_LOADS = (TOKENS + COLUMN_STEP - 1) / COLUMN_STEP;
@@ -86,7 +89,8 @@ struct StepShared {
     }
 };
 
-/* The inputs of up to TOKENS tokens, in flight: rows of r, k and w for one n, and columns of v. */
+/* A thread's share of the inputs of up to TOKENS tokens, as raw bits whose loads may be in flight: r, k and w of one
+ * row n, and v of one column. */
 template <class C>
 struct StepInputs {
     uint32_t r[C::ROW_LOADS], k[C::ROW_LOADS], w[C::ROW_LOADS], v[C::COLUMN_LOADS];
@@ -142,15 +146,16 @@ struct StepInputs {
     }
 };
 
-/* Offset of row slot + SLOTS q of a state [N,V], 4 columns from j on.  Rows and columns outside the state are 0. */
+/* Describes four columns, from j on, of row slot + SLOTS q of a state [N,V].  Numbers outside the state do not
+ * exist. */
 template <class C>
 GT_DEV StatePiece step_piece(const Problem& in, int slot, int j, int q) {
     const int n = slot + C::SLOTS * q;
     return {n * in.V + j, n < in.N ? in.V - j : 0, n * (int)gt_row_groups(in.V) + j / 4};
 }
 
-/* Takes one token: stores the warp's partial sums of y in shared memory, and moves the thread's part of the state
- * on. */
+/* Processes one token: stores the warp's partial sums of y in shared memory, and updates the thread's part of the
+ * state. */
 template <class C>
 GT_DEV void step_token(const StepShared<C>& shared, int token, int slot, int lane, float (&s)[4 * C::ROWS]) {
     const float4 v = lds<float4>(shared.column(token, 4 * lane));
@@ -200,7 +205,7 @@ GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int fi
         store_as(p.y, p.in.dtype, offset_of(p.y_stride, b, t, h) + j, 0.0f);
 }
 
-/* The same of a state of int8.  A block has all columns of a row that share a scale. */
+/* step_piece() for an int8 state.  A block has all the columns of a row that share a scale. */
 template <class C>
 GT_DEV Int8Row step_int8_row(const Problem& in, int slot, int j, int q) {
     const StatePiece piece = step_piece<C>(in, slot, j, q);
@@ -251,7 +256,7 @@ GT_DEV void step_block(const StepParams& p) {
             step_token<C>(shared, token, slot, lane, s);
             if (first + token + 1 != element.commit) continue;
             const int row =
-                made_here(slot); /* otherwise the loads' addresses would be kept for the stores, 2 registers a row */
+                made_here(slot); /* or the compiler keeps the loads' addresses for the stores, 2 registers per row */
             const int64_t first_group = h * (in.N * gt_row_groups(in.V));
             if constexpr (IS_INT8)
                 store_int8_state<IS_ALIGNED, C::ROWS, 1, 4, C::LANES, 0>(

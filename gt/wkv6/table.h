@@ -1,4 +1,5 @@
-/* gt/wkv6/table.h - describes wkv6 to the checks of arguments (plain C, shared with the stubs and the CPU twin). */
+/* gt/wkv6/table.h - wkv6's table for the argument checks of gt_prepare (plain C, shared with the stubs and the CPU
+ * twin). */
 #ifndef GT_WKV6_TABLE_H
 #define GT_WKV6_TABLE_H
 
@@ -8,8 +9,8 @@
 extern "C" {
 #endif
 
-/* Kernels compute the logarithm of scale and multiply by scale.  Numbers of about its size must stay in the range of
- * fp32, so scale must be neither too small nor too large. */
+/* Kernels compute the logarithm of scale, and multiply by scale.  The products must stay in the range of fp32, so scale
+ * must be neither too small nor too large. */
 static gt_status gt_wkv6_check_scale(float scale) {
     if (scale >= 1 / 4294967296.0f && scale <= 4294967296.0f) return GT_OK;
     return gt_fail(GT_ERROR_VALUE, "scale = %g: must be 0, or 2^-32 to 2^32", (double)scale);
