@@ -164,6 +164,7 @@
 #define gt_last_error GT_SYMBOL(last_error)
 #define gt_device_supported GT_SYMBOL(device_supported)
 #define gt_quantize_int8 GT_SYMBOL(quantize_int8)
+#define gt_int8_states_args_size GT_SYMBOL(int8_states_args_size)
 #define gt_quantize_states GT_SYMBOL(quantize_states)
 #define gt_dequantize_states GT_SYMBOL(dequantize_states)
 #define gt_ref_quantize_states GT_SYMBOL(ref_quantize_states)
@@ -377,6 +378,7 @@ GT_FUNCTION size_t gt_add_norm_args_size(void);
 GT_FUNCTION size_t gt_wkv_ssm_args_size(void);
 GT_FUNCTION size_t gt_conv_ssd_args_size(void);
 GT_FUNCTION size_t gt_wkv4_args_size(void);
+GT_FUNCTION size_t gt_int8_states_args_size(void);
 
 /* Conversions on the host.  They round to nearest even.  A NaN stays NaN, and overflow gives infinity. */
 static inline uint16_t gt_f32_to_bf16(float value);

@@ -1054,6 +1054,7 @@ static void test_int8_states(void) {
                       {GT_ERROR_ALIGNMENT, "slots = "},
                       {GT_ERROR_OVERLAP, "state overlaps int8"},
                       {GT_ERROR_OVERLAP, "int8 overlaps scale"}};
+    check(gt_int8_states_args_size() == sizeof good, "gt_int8_states_args_size() is %zu", gt_int8_states_args_size());
     for (int i = 0; i < 18; i++) bad[i] = good;
     bad[0].B = -1, bad[1].rows = 0, bad[2].columns = 0, bad[3].group = -1, bad[4].slot_capacity = 1;
     bad[5].slots = slots, bad[5].slot_capacity = -1, bad[6].columns = (int64_t)1 << 40, bad[6].rows = 1 << 10;

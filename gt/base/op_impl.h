@@ -31,6 +31,7 @@ static GT_THREAD_LOCAL char gt_error_text[512];
 static GT_THREAD_LOCAL void *gt_noted_list; /* a KernelList of launch.cuh, or NULL */
 
 GT_API int gt_version(void) { return GT_VERSION; }
+GT_API size_t gt_int8_states_args_size(void) { return sizeof(gt_int8_states_args); }
 GT_API void **gt_noted_kernels(void) { return &gt_noted_list; }
 
 GT_API const char *gt_last_error(void) { return gt_error_text; }
