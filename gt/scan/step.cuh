@@ -16,8 +16,9 @@
  *         256      32      2          2     2
  *
  * For Delta and y, each lane has one channel of its own, which LANES / CHANNELS lanes share.  Shuffles hand Delta and
- * Delta u to all lanes that hold the channel's state.  SUMS OVER n.  A lane adds its elements in order.  Then a tree
- * adds lanes: first lanes LANES / 2 apart, and adjacent lanes last.
+ * Delta u to all lanes that hold the channel's state.
+ * SUMS OVER n.  A lane adds its elements in order.  Then a tree adds lanes: first lanes LANES / 2 apart, and adjacent
+ * lanes last.
  * DECAY.  Each element's exponent z chooses how 2^z is computed: by ex2, by a polynomial near 1, or by four steps of
  * growth (see Path in problem.cuh).  The choice for one element does not depend on other elements.  So T tokens in one
  * call give the same bits as T calls of one token.  A warp skips the forms that none of its elements needs.
@@ -25,8 +26,8 @@
  * STATE.  The state stays in registers for all tokens.  It is stored after the last token that the caller commits.
  * While a warp works on one batch element, cp.async copies the state of the next one to shared memory.  A warp has two
  * buffers there, 4 KB in all.  Each lane reads only its own copies, so no barrier is needed.  The kernel for AnyType
- * (unaligned or strided tensors) has no such copies.  REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: 8
- * KB for each block.
+ * (unaligned or strided tensors) has no such copies.
+ * REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: 8 KB for each block.
  * BYTES per channel: 8 N to read and write the state; 4 N for A from L2, once for all batch elements that a warp takes.
  * Per token and channel, bf16: u, dt, y (and z) 2 each.
  * ISSUE SLOTS per token and element, N = 16: exponent 1, 2^z 1, Delta u B 1, h 1, y 1, the rest about 3.
