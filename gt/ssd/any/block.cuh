@@ -15,8 +15,8 @@ constexpr int PITCH = SUB_CHUNK + 1; /* row pitch of a matrix of token pairs in 
 
 /* A block holds 64 rows p of a state and all its columns n in registers.  A lane has two indices: its p lane is lane %
  * 8, and its n lane is 4 warp + lane / 8.  A thread has rows 4 p_lane to 4 p_lane + 3 and the 4 rows 32 below them, and
- * RN columns from n_lane RN on.  So the 4 WARPS n lanes of a block hold WIDTH columns.  A sum over p needs one warp
- * only; a sum over n adds up the warps in shared memory.  The offsets below count floats in shared memory. */
+ * RN columns from column n_lane RN on.  So the 4 WARPS n lanes of a block hold WIDTH columns.  A sum over p needs one
+ * warp only; a sum over n adds up the warps in shared memory.  The offsets below count floats in shared memory. */
 template <int RN_, int WARPS_>
 struct Traits {
     static constexpr int RN = RN_, WARPS = WARPS_, THREADS = 32 * WARPS;
@@ -53,7 +53,8 @@ GT_HD int64_t windows_of(int64_t T) { return (T + CHECKPOINT - 1) / CHECKPOINT; 
 /* ---- where a block stands --------------------------------------------------------------------------------------- */
 
 /* The position of a block and a thread.  A block has one tile of one head.  The blocks of a tile and head share all
- * segments: with S of these blocks, block s takes segments s, s + S, ... s is its strand, block_x() / (H tiles). */
+ * segments: with S of these blocks, block number s takes segments s, s + S, and so on.  This number is the block's
+ * strand, block_x() / (H tiles). */
 template <class C>
 struct Position {
     uint32_t smem;
