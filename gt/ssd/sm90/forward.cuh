@@ -12,10 +12,10 @@
  *                  loads, so dt arrives in registers one chunk ahead (UnitTimes).  The producer waits for the previous
  *                  kernel only if the call ranks its sequences (Problem::order).  Consumers wait unless they read only
  *                  the caller's tensors (is_apart()).
- *     consumers    Two warpgroups with one or two units each, or one warpgroup if the block has one unit.  If the kernel
- *                  applies z and has four units and N <= 64, there are four warpgroups with one unit each (CONSUMERS),
- *                  because such a state takes few registers.  States stay in registers in the layout of accumulators, 16
- *                  rows per warp.  For each chunk the consumers compute:
+ *     consumers    Two warpgroups with one or two units each, or one warpgroup if the block has one unit.  If the
+ *                  kernel applies z and has four units and N <= 64, there are four warpgroups with one unit each
+ *                  (CONSUMERS), because such a state takes few registers.  States stay in registers in the layout of
+ *                  accumulators, 16 rows per warp.  For each chunk the consumers compute:
  *
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for all units.
  *            M_ts = S_ts L_ts Delta_s         for each unit, to shared memory as f16; zero above the diagonal.
