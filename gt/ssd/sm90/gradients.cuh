@@ -23,9 +23,9 @@
  *     states    _states.cuh   The state between the slot's two chunks, from the neighbour's tokens: h for the second
  *                             chunk, G for the first.  It overwrites the checkpoint in the stage.  dB += Delta suf x G.
  *                             Z from the diagonal of G h^T.
- * Matrices of pairs have rows t: warp i has rows from 16 i on, with the blocks of 16 x 16 up to the diagonal.  ddt needs
- * <x, U> without Delta: F / Delta plus the column sums of Gamma / Delta.  If Delta is close to 0, F is computed without
- * Delta (factor_of_U()).
+ * Matrices of pairs have rows t: warp i has rows from 16 i on, with the blocks of 16 x 16 up to the diagonal.  ddt
+ * needs <x, U> without Delta: F / Delta plus the column sums of Gamma / Delta.  If Delta is close to 0, F is computed
+ * without Delta (factor_of_U()).
  *
  * SHARED MEMORY in KB, for N = 128 and for N = 64: 208 and 219 in all, so one block per multiprocessor.
  * HopperGradientTraits has every offset.

@@ -6,8 +6,8 @@
  *                            kernels.
  *     chunk_times_kernel     Runs after chunk_gradient_hopper_kernel.  From the sums that this kernel stored, it
  *                            computes da, ddt, and partial sums of dA, ddt_bias and dDskip.
- * A warp has a chunk and head, and a lane has tokens 2 lane and 2 lane + 1.  Here a place is a chunk and 8 heads; blocks
- * take places in turn.  Places are numbered as [B, slots of 128 tokens, two chunks, ceil(H / 8)].  With packed
+ * A warp has a chunk and head, and a lane has tokens 2 lane and 2 lane + 1.  Here a place is a chunk and 8 heads;
+ * blocks take places in turn.  Places are numbered as [B, slots of 128 tokens, two chunks, ceil(H / 8)].  With packed
  * sequences, blocks take only existing places.
  * grid: at most TOKEN_BLOCKS per multiprocessor, block 256.  shared memory: chunk_factors_kernel 20.5 KB, with POWERS
  * 20.8 KB; chunk_times_kernel none.
