@@ -178,7 +178,7 @@ struct ForwardPlan {
     ForwardParams any;
     size_t bytes, saved;
 
-    gt_status pass(const Device& device, Chain& chain) const; /* launch.cuh */
+    gt_status pass(const Device& device, Chain& chain) const; /* defined in launch.cuh */
 };
 
 /* Takes the scratch of forward on tensor cores. */
@@ -239,11 +239,11 @@ struct AnyBackwardPlan {
     int64_t blocks, windows; /* blocks: of backward_kernel; windows: stretches of 128 tokens in the call, for
                               * backward_delta_kernel */
 
-    gt_status make_gradients(const Device& device, gt_stream stream) const; /* any/launch.cuh */
+    gt_status make_gradients(const Device& device, gt_stream stream) const; /* both are defined in any/launch.cuh */
     gt_status finish_chunks(gt_stream stream) const;
 };
 
-/* saved: states that forward stored, or NULL pointers. */
+/* Plans backward by ANY.  saved: states that forward stored, or NULL pointers. */
 static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
                                                 RowSums& sums, const Choice& choice, const Device& device) {
     AnyBackwardPlan plan = {};
@@ -309,7 +309,7 @@ struct TensorBackwardPlan {
 
     /* Whether a launch comes before the launch that makes G. */
     bool has_first() const { return makes_h || makes_dz || choice.gates_rows; }
-    /* launch.cuh */
+    /* defined in launch.cuh */
     gt_status make_dz(const Device& device, Chain& chain) const;
     gt_status make_states(const Device& device, Chain& chain) const;
     gt_status make_gradients(const Device& device, Chain& chain) const;
@@ -367,7 +367,7 @@ static inline TokenParams plan_tokens(const gt_ssd_args& a, Arena& arena, const 
     return t;
 }
 
-/* saved: states that forward stored, or NULL pointers. */
+/* Plans backward by MMA and SM90.  saved: states that forward stored, or NULL pointers. */
 static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
                                                       RowSums& sums, const Choice& choice, const Device& device) {
     TensorBackwardPlan plan = {};
@@ -454,7 +454,7 @@ struct BackwardPlan {
     int accumulate;
     size_t bytes, saved;
 
-    /* launch.cuh */
+    /* defined in launch.cuh */
     gt_status make_states(const Device& device, Chain& chain) const;
     gt_status make_gradients(const Device& device, Chain& chain) const;
     gt_status finish_chunks(const Device& device, Chain& chain) const;

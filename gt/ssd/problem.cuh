@@ -110,7 +110,7 @@ static inline Checkpoints take_checkpoints(Arena& arena, const gt_ssd_args& a) {
 
 /* ---- the parameters of kernels ------------------------------------------------------------------------------- */
 
-/* any/forward.cuh */
+/* Parameters of any/forward.cuh. */
 struct ForwardParams {
     Problem in;
     void* y; /* NULL: the pass computes states only */
@@ -124,7 +124,7 @@ struct ForwardParams {
                    * segments.states and segments.decays are written */
 };
 
-/* any/gradients.cuh: backward_kernel, reverse_states_kernel */
+/* Parameters of backward_kernel and reverse_states_kernel in any/gradients.cuh. */
 struct BackwardParams {
     Problem in;
     Checkpoints checkpoints;
@@ -141,7 +141,7 @@ struct BackwardParams {
     int all_segments;   /* reverse_states_kernel takes the first segment of a sequence, too */
 };
 
-/* any/gradients.cuh: backward_delta_kernel */
+/* Parameters of backward_delta_kernel in any/gradients.cuh. */
 struct DeltaParams {
     Problem in;
     const float *ddelta, *da;
@@ -157,7 +157,7 @@ struct GroupTiles {
     float* inverses;
 };
 
-/* forward of mma/ and sm90/ */
+/* Parameters of forward in mma/ and sm90/. */
 struct TensorParams {
     Problem in;
     void* y;
@@ -240,7 +240,7 @@ struct SplitGradientParams {
                                   * launch adds to them */
 };
 
-/* mma/fp32_gradients_tokens.cuh */
+/* Parameters of mma/fp32_gradients_tokens.cuh. */
 struct ChunkTimesParams {
     Problem in;
     int64_t slots;
@@ -250,7 +250,7 @@ struct ChunkTimesParams {
     float *dA, *dbias; /* [B*slots][H]; NULL: not wanted */
 };
 
-/* sm90/gradients_tokens.cuh */
+/* Parameters of sm90/gradients_tokens.cuh. */
 struct TokenParams {
     ChunkGradientParams chunk; /* the parameters before take_slab() */
     /* tokens: [row][H][records] records of type ChunkTokens, record_count floats apart.  sums: [slab][row][H][tiles]
@@ -394,7 +394,7 @@ struct ChunkPlace {
     int tokens, neighbour_tokens;
     bool second; /* the chunk is the second one of its slot */
 
-    GT_METHOD static int step_head(const ChunkGradientParams& p, int step) { /* step / tiles */
+    GT_METHOD static int step_head(const ChunkGradientParams& p, int step) { /* computes step / tiles */
         return p.in.tiles == 1 ? step : (int)((uint64_t)(uint32_t)step * p.by_tiles >> 32);
     }
     GT_METHOD int head(const ChunkGradientParams& p, int step) const { return g * heads + step_head(p, step); }

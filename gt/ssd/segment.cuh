@@ -37,7 +37,7 @@ struct SegmentPlan {
     GatedRows g; /* in a reverse pass with choice.gates_rows */
     size_t bytes;
 
-    gt_status run_local(const Device& device, Chain& stream) const; /* launch.cuh */
+    gt_status run_local(const Device& device, Chain& stream) const; /* defined in launch.cuh */
     gt_status run(const Device& device, Chain& stream) const {
         const gt_status status = run_local(device, stream);
         if (status != GT_OK) return status;

@@ -16,7 +16,8 @@ constexpr int PITCH = SUB_CHUNK + 1; /* row pitch of a matrix of token pairs in 
 /* A block holds 64 rows p of a state and all its columns n in registers.  A lane has two indices: its p lane is lane %
  * 8, and its n lane is 4 warp + lane / 8.  A thread has rows 4 p_lane to 4 p_lane + 3 and the 4 rows 32 below them, and
  * RN columns from column n_lane RN on.  So the 4 WARPS n lanes of a block hold WIDTH columns.  A sum over p needs one
- * warp only; a sum over n adds up the warps in shared memory.  The offsets below count floats in shared memory. */
+ * warp only; a sum over n adds up the warps in shared memory.  The offsets below count floats in shared memory; their
+ * comments give the shapes of arrays. */
 template <int RN_, int WARPS_>
 struct Traits {
     static constexpr int RN = RN_, WARPS = WARPS_, THREADS = 32 * WARPS;
@@ -32,7 +33,7 @@ struct Traits {
     static constexpr int LOG = DELTA + SUB_CHUNK, PRE = LOG + SUB_CHUNK, SUF = PRE + SUB_CHUNK;
     static constexpr int WEIGHT = SUF + SUB_CHUNK;
     static constexpr int SCALE = WEIGHT + SUB_CHUNK; /* keep and factor of the state's Scale, E, log E */
-    static constexpr int POSITION = SCALE + 4;       /* see Position::enter */
+    static constexpr int POSITION = SCALE + 4;       /* what Position::enter() stores */
     static constexpr int GATE = POSITION + 12;       /* [16][64]: forward silu(z), backward dy silu'(z) */
     static constexpr int FORWARD_END = GATE + SUB_CHUNK * TILE_P;
     static constexpr int DY = FORWARD_END;                     /* [16][64] */

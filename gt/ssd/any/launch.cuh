@@ -1,4 +1,4 @@
-/* gt/ssd/any/launch.cuh - ssd for any size: launches. */
+/* gt/ssd/any/launch.cuh - launches the kernels of ssd for any size. */
 #ifndef GT_SSD_ANY_LAUNCH_CUH
 #define GT_SSD_ANY_LAUNCH_CUH
 

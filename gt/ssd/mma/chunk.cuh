@@ -72,7 +72,7 @@ GT_DEV uint32_t block_at(uint32_t address, int row_block, int pair) {
 template <int COLUMNS, int THREADS, class T>
 GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, int columns) {
     using S = TileShape<COLUMNS>;
-    constexpr int STEP = THREADS / S::PIECES; /* rows at a time */
+    constexpr int STEP = THREADS / S::PIECES; /* rows that are copied at a time */
     static_assert(THREADS % S::PIECES == 0, "a thread stays in its column");
     const int thread = thread_here(), row0 = thread / S::PIECES, piece = thread % S::PIECES;
     const T* from = first + row0 * pitch + 8 * piece;
@@ -90,7 +90,7 @@ GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, in
 template <int COLUMNS, int THREADS, class T>
 GT_DEV void load_whole_tile(uint32_t tile, const T* first, int64_t pitch) {
     using S = TileShape<COLUMNS>;
-    constexpr int STEP = THREADS / S::PIECES; /* rows at a time */
+    constexpr int STEP = THREADS / S::PIECES; /* rows that are copied at a time */
     static_assert(THREADS % S::PIECES == 0 && STEP % 8 == 0, "a thread's rows have one exchange");
     const int thread = thread_here();
     GT_ASSUME(thread >= 0 && thread < THREADS);

@@ -38,7 +38,7 @@
 namespace gt {
 namespace ssd {
 
-/* Offsets in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays. */
 template <class T_, int NP_>
 struct ForwardTile {
     using T = T_;
@@ -481,7 +481,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
             make_y<Tile>(smem, x, unit, unit_warp, state, y);
             store_y<Tile>(p, smem, x, cursor, streams, chunk, unit, unit_warp, y);
         }
-        sync_threads(); /* C and M are free */
+        sync_threads(); /* all warps have read C and M */
         if (chunk + 1 < streams.whole())
             load_whole_tile<NP, THREADS>(smem + Tile::C, streams.at<T>(Tile::C_STREAM), in.Cm_stride.t);
         else if (chunk + 1 < chunks)

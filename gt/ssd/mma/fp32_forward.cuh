@@ -54,7 +54,7 @@ struct ShortCursor : Cursor {
     GT_METHOD int chunks() const { return (int)((left(0) + SHORT - 1) / SHORT); }
     GT_METHOD int64_t base(int i) const { return lds<int64_t>(addresses + Cursor::BYTES + 8 * i); }
 
-    /* Called after enter(), by one thread, before a barrier. */
+    /* One thread calls these functions, after enter() and before a barrier. */
     GT_METHOD void keep_base(int i, int64_t elements) const {
         sts<int64_t>(addresses + Cursor::BYTES + 8 * i, elements);
     }
@@ -120,7 +120,7 @@ GT_DEV void split_update_weights(uint32_t weights, uint32_t addresses, uint32_t 
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-/* Offsets in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays. */
 template <int NP_>
 struct ForwardSplitTile {
     static constexpr int NP = NP_, TILE_X = SplitTile<64>::BYTES, TILE_B = SplitTile<NP>::BYTES;
@@ -435,7 +435,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         }
         cp_async_wait<0>();
         sync_threads();
-        if (chunk + 1 < cursor.chunks()) { /* into the stage that the previous chunk has freed */
+        if (chunk + 1 < cursor.chunks()) { /* copies to the stage that the previous chunk has freed */
             const int tokens = cursor.tokens(chunk + 1);
             load_split_units(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * MMA_UNITS * Tile::TILE_X, cursor,
                              chunk + 1, tokens);
@@ -477,7 +477,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
             make_split_y<Tile>(smem, unit, state, y);
             state.decay(split_decay(addresses(unit)));
         }
-        sync_threads(); /* C is free */
+        sync_threads(); /* all warps have read C */
         if (chunk + 1 < cursor.chunks())
             load_split_group<NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, cursor, ShortCursor::C, chunk + 1,
                                  cursor.tokens(chunk + 1));
@@ -488,7 +488,8 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         store_split_y<Tile>(p, smem, x(unit), cursor, chunk, unit, unit_warp, y);
         state.update(x(unit), unit_warp, B(), weights(unit));
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again */
+    const Span same =
+        span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again, to save registers */
     const int unit = unit_here(), unit_warp = part_here();
     float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
     if (unit < cursor.units() && end)
@@ -514,8 +515,8 @@ forward_fp32_kernel(const GT_GRID_CONSTANT TensorParams p) {
 template <int NP_>
 struct StatesSplitTile {
     static constexpr int NP = NP_, TILE_LEFT = SplitTile<64>::BYTES, TILE_RIGHT = SplitTile<NP>::BYTES;
-    static constexpr int LEFT = 0;                                           /* x or dy: [2][MMA_UNITS] */
-    static constexpr int RIGHT = LEFT + 2 * MMA_UNITS * TILE_LEFT;           /* B or C: [2] */
+    static constexpr int LEFT = 0;                                           /* x or dy: [2 stages][MMA_UNITS] */
+    static constexpr int RIGHT = LEFT + 2 * MMA_UNITS * TILE_LEFT;           /* B or C: [2 stages] */
     static constexpr int FACTORS = RIGHT + 2 * TILE_RIGHT;                   /* [MMA_UNITS] */
     static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT; /* [MMA_UNITS] */
     static constexpr int INVERSE = WEIGHTS + MMA_UNITS * 4 * Weights::COUNT;
@@ -583,7 +584,7 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
             state.store(plain_slot(in, cursor, p.checkpoints, unit, chunk), cursor.row0(unit) + 16 * unit_warp, in);
         cp_async_wait<0>();
         sync_threads();
-        load(i + 1); /* into the stage that the previous chunk has freed */
+        load(i + 1); /* copies to the stage that the previous chunk has freed */
         if (unit_warp >= 2) {
             split_rows<NP>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * MMA_UNITS);
         } else if (active && unit_warp == 1) {
@@ -614,7 +615,8 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
             sts<TwoTermSum>(log, sum);
         }
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again */
+    const Span same =
+        span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again, to save registers */
     const int row0 = cursor.row0(unit) + 16 * unit_warp;
     if (unit < cursor.units() && p.is_local) {
         state.store(in.segments.states + unit_state(in, cursor, unit, same.segment_slot), row0, in);

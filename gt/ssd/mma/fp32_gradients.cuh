@@ -293,7 +293,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
                 state[i / 2][n][i % 2 * 2 + e] = reads ? ldg<float>(from + (8 * i + e) * in.N + 8 * n) : 0.0f;
         }
     }
-    const bool second = p0 % ROWS_P; /* the second half of the step's rows: sums exist already */
+    const bool second = p0 % ROWS_P; /* the second half of the step's rows adds to the sums of the first */
     const uint32_t first =
         second ? 2 * HALF_P : 0; /* the offset in bytes, in the swizzled layout, between columns p that are HALF_P
                                   * apart */
@@ -380,7 +380,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
     constexpr int NP = Tile::NP, WIDE = Tile::WIDE, LO = SplitTile<ROWS_P>::LO;
     const Problem& in = p.in;
     const int lane = lane_id(), g = lane / 4, j = lane % 4, s_block = me.warp / 4, p_block = me.warp % 4;
-    const bool second = p0 % ROWS_P; /* the second half of the step's rows: sums exist already */
+    const bool second = p0 % ROWS_P; /* the second half of the step's rows adds to the sums of the first */
     const int s = 16 * s_block + g, row = p0 + 8 * p_block + 2 * j, piece = p_block + (second ? HALF_P / 8 : 0);
     float from_G[2][1][1][4] = {}, from_pairs[4] = {}; /* [0]: sums of even k, [1]: of odd k, so that a product waits
                                                         * only for every second one */

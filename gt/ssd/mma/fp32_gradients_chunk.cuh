@@ -120,7 +120,7 @@ GT_DEV SplitGradientBlock<Tile> find_split_chunk(const SplitGradientParams& p) {
 template <class Tile>
 GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int head, int p0) {
     const Problem& in = p.in;
-    constexpr int WIDE = 2 * ROWS_P, PIECES = ROWS_P / 4, STEP = THREADS / PIECES; /* rows at a time */
+    constexpr int WIDE = 2 * ROWS_P, PIECES = ROWS_P / 4, STEP = THREADS / PIECES; /* rows that are copied at a time */
     const int row = (unsigned)thread_here() / PIECES, column = (unsigned)thread_here() % PIECES * 4;
     const uint32_t to = me.smem + Tile::X + panel_at<2 * WIDE>(row, column / 4);
     const float* const x =

@@ -144,7 +144,7 @@ GT_DEV void copy_rows(int warp, uint32_t tile, const uint16_t* from, int64_t pit
 template <class C>
 GT_DEV void copy_state(const Problem& in, const Checkpoints& states, const f16* from, int p0, uint32_t tile) {
     using S = TileShape<C::N>;
-    constexpr int STEP = C::THREADS / S::PIECES; /* rows at a time */
+    constexpr int STEP = C::THREADS / S::PIECES; /* rows that are copied at a time */
     const int row0 = thread_id() / S::PIECES, piece = thread_id() % S::PIECES;
     const int rows = !states.values || 8 * piece >= in.columns ? 0 : in.P - p0;
     if (states.values) from += row0 * in.N + 8 * piece;

@@ -266,7 +266,7 @@ GT_DEV void store_checkpoint_rows(uint32_t tile, int unit_warp, const float (&H)
     constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
     const int lane = own_lane(), row = lane / PIECES, piece = lane % PIECES;
     const uint32_t address = by_rows<64>(tile, own_lane()), from = tile + panel_at<128>(16 * unit_warp + row, piece);
-    const auto values_at = [&](int k) { return lds<uint4>((from ^ 16 * (k % 8)) + 128 * k); }; /* row + k */
+    const auto values_at = [&](int k) { return lds<uint4>((from ^ 16 * (k % 8)) + 128 * k); }; /* a piece of row + k */
     const bool whole = pitch == NP && columns == NP && rows >= 16;
     to += row * pitch + 8 * piece;
     GT_UNROLL

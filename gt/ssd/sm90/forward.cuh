@@ -180,7 +180,7 @@ constexpr int UNGATED = 0, GATED = 1, GATE_GRADIENT = 2;
  * CONVOLVED_ROWS: like MAPPED_ROWS, but one more warpgroup convolves x in place (gt/fused/conv_ssd_sm90.cuh). */
 constexpr int COPIED_ROWS = 0, MAPPED_ROWS = 1, CONVOLVED_ROWS = 2;
 
-/* Offsets in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays. */
 template <class T_, int NP_, int UNITS_, int GATE_, int ROWS_ = COPIED_ROWS>
 struct HopperTile {
     using T = T_;
@@ -897,7 +897,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
                 wgmma<f16>(S, operand_step(left, bytes), operand_step(right, bytes), k > 0);
             }
             wgmma_commit();
-            /* while these products run */
+            /* the next lines overlap with these products */
             if (chunk > 0) {
                 if (Tile::STORES_LATE && by_map(chunk - 1))
                     start_y(chunk - 1, n - 1);

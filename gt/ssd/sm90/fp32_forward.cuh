@@ -56,7 +56,7 @@ struct SplitPrepared {
     static constexpr int WEIGHTS = 0, X_POWER = Weights::COUNT, X_INVERSE = X_POWER + CHUNK, COUNT = X_INVERSE + CHUNK;
 };
 
-/* Offsets in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays. */
 template <int NP_>
 struct SplitHopperTile {
     static constexpr int NP = NP_, UNITS = 2, CONSUMERS = UNITS, THREADS = (CONSUMERS + 1) * WARPGROUP;
@@ -435,7 +435,7 @@ GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me,
     const int tokens = cursor.tokens(chunk) - 2 * j, rows = (int)in.P - row0;
     const bool whole = cursor.tokens(chunk) == CHUNK && in.P - cursor.row0(unit) >= TILE_P;
     const auto each_of = [&](const float* from, int64_t pitch, auto work) {
-        if (whole) { /* this path has no conditions */
+        if (whole) { /* the common case, without conditions */
             GT_UNROLL
             for (int i = 0; i < 16; i++) {
                 work(y[i / 2][i % 2], from);

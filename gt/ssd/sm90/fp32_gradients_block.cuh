@@ -134,7 +134,7 @@ GT_DEV HopperSplitBlock<Tile> find_hopper_split_chunk(const SplitGradientParams&
  * Row r begins at from + r pitch.  rows, columns: how many exist; the others become zeros. */
 template <class Tile, int COLUMNS, int THREADS>
 GT_DEV void copy_panels(int thread, uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
-    constexpr int PIECES = COLUMNS / 4, STEP = THREADS / PIECES; /* rows at a time */
+    constexpr int PIECES = COLUMNS / 4, STEP = THREADS / PIECES; /* rows that are copied at a time */
     const int row = (unsigned)thread / PIECES, piece = (unsigned)thread % PIECES;
     const uint32_t to = tile + tile_at<128>(row, piece, Tile::PANEL);
     from += row * pitch + 4 * piece;

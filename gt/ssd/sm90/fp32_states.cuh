@@ -54,7 +54,7 @@ struct SplitUnitWeights {
     static constexpr int OF_TOKENS = 0, INVERSE = 64, KEEP = 66, COUNT = 68;
 };
 
-/* Offsets in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays. */
 template <int NP_, int UNITS_>
 struct StatesSplitHopperTile {
     static constexpr int NP = NP_, UNITS = UNITS_, CONSUMERS = 2, CONSUMER_UNITS = UNITS / CONSUMERS, STAGES = 2;

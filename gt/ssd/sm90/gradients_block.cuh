@@ -60,7 +60,7 @@ struct ChunkTokens {
  * Otherwise: Gamma / Delta of column k over t in block i + 1, which is after k's block. */
 struct ChunkSums {
     static constexpr int PAIRS = 0, DIAGONAL = 3 * CHUNK;       /* [k] */
-    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* [t], [s] */
+    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* E: [t]; F: [s] */
     static constexpr int NEAR = F + CHUNK;                      /* [s]: Gamma / Delta over t in the block of s */
     static constexpr int Z = NEAR + CHUNK, DSKIP_HEAD = Z + 4;  /* [4 warps] each.  Z: <G, h>, without exp(sum a);
                                                                  * DSKIP_HEAD: <dy, x> */
@@ -162,7 +162,7 @@ struct HopperGradientTraits {
     static_assert(FULL % 8 == 0 && SMEM <= 227 * 1024, "fits sm_90");
 };
 
-/* The rows of a place's chunk. */
+/* A place's chunk: its first token, batch element and number of tokens. */
 struct PlaceChunk {
     int64_t first;
     int b, tokens;
@@ -619,7 +619,7 @@ GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
     reduce_scatter<2, 4, 1>(x, at.j);
     if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
 }
-GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) { /* in shared memory */
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) { /* out: in shared memory */
     reduce_scatter<2, 4, 1>(x, at.j);
     if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
 }

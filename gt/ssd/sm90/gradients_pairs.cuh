@@ -431,7 +431,7 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
             make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
             if constexpr (C::PAIRS_MAKE_E) {
                 wgmma_wait<0>();
-                wgmma_pin(dS); /* C h^T */
+                wgmma_pin(dS); /* dS now holds C h^T */
                 store_E(me, at, step, dS);
             }
             sync_warp();

@@ -204,7 +204,7 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
                                              const Choice& choice, const Device& device, Chain& chain) {
     const int64_t pairs = all.in.sequences.B * all.slots * all.in.G, places = 2 * pairs, room = device.multiprocessors;
     const int64_t most = choice.gates_in_dx ? pairs : places, blocks = most < room ? most : room;
-    if (blocks == 0) return GT_OK; /* no tensors */
+    if (blocks == 0) return GT_OK; /* the call has no chunks */
     if (places > INT32_MAX - 2 * room)
         return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks exceed a grid", (long long)places);
     HopperGradientParams p;

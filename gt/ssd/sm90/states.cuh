@@ -75,7 +75,7 @@ struct UnitWeights {
     static constexpr int OF_TOKENS = 0, DECAY = 64, CHANGE = 65, BEFORE = 66, POWER = 67, COUNT = 68;
 };
 
-/* Offsets in shared memory, in bytes.  L: the type of left. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays.  L: the type of left. */
 template <class T_, int NP_, int UNITS_, class L_>
 struct StatesHopperTile {
     using T = T_;
@@ -136,7 +136,7 @@ GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&
     const int lane = own_lane();
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
     float all = l0 + l1;
-    if (reverse) { /* sums through each token */
+    if (reverse) { /* weights are sums through each token */
         GT_UNROLL
         for (int d = 1; d < 32; d *= 2) {
             const float other = shfl_up(all, d);
@@ -144,7 +144,7 @@ GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&
         }
         const float before = shfl_up(all, 1), first = (lane > 0 ? before : 0.0f) + l0;
         weight[0] = exp2_finite(first), weight[1] = exp2_finite(first + l1);
-    } else { /* sums over later tokens */
+    } else { /* weights are sums over later tokens */
         GT_UNROLL
         for (int d = 1; d < 32; d *= 2) {
             const float other = shfl_down(all, d);
