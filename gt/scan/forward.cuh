@@ -188,9 +188,7 @@ forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const Channel own = enter_channels(in, s, C::F_WARP + warp_id() * C::F_WARP_SIZE + C::F_MOST, A);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
-        if (!span.exists || (p.is_local && span.ends))
-            continue; /* the local pass skips last segments, because no
-                                                                  * segment needs their end states */
+        if (!span.exists || (p.is_local && span.ends)) continue; /* no segment needs a last segment's end state */
         s.enter(span);
         forward_segment(p, s, own, A, span);
     }

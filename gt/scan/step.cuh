@@ -258,9 +258,7 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const Step
         }
         const int forms = forms_of<C>(A, delta);
         GT_UNROLL
-        for (int i = 0; i < C::CHANNELS; i++)
-            delta[i] = made_here(delta[i]); /* so that the 16 exponents of forms_of()
-                                                                               * do not stay in registers */
+        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* so exponents take no registers */
         if (forms == POWERS)
             y = advance<POWERS, C>(h, A, delta, input, B, Cm, s.lane);
         else if (forms == SOME_NEAR_ONE)

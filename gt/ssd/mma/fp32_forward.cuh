@@ -488,8 +488,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         store_split_y<Tile>(p, smem, x(unit), cursor, chunk, unit, unit_warp, y);
         state.update(x(unit), unit_warp, B(), weights(unit));
     }
-    const Span same =
-        span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again, to save registers */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again */
     const int unit = unit_here(), unit_warp = part_here();
     float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
     if (unit < cursor.units() && end)
@@ -615,8 +614,7 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
             sts<TwoTermSum>(log, sum);
         }
     }
-    const Span same =
-        span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again, to save registers */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again */
     const int row0 = cursor.row0(unit) + 16 * unit_warp;
     if (unit < cursor.units() && p.is_local) {
         state.store(in.segments.states + unit_state(in, cursor, unit, same.segment_slot), row0, in);

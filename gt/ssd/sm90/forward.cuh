@@ -596,12 +596,7 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     bulk_wait_read<0>();
     sync_warp();
     GT_UNROLL
-    for (int i = 0; i < CONSUMER_UNITS; i++)
-        clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* zeros again,
-                                                                                                        * because
-                                                                                                        * checkpoints
-                                                                                                        * have passed
-                                                                                                        * through M */
+    for (int i = 0; i < CONSUMER_UNITS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* zeros again */
 }
 
 /* For dz: the warpgroup starts to copy z and dy for unit i of a chunk, if the chunk exists.  All four warps must have

@@ -609,9 +609,7 @@ GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
     me.stages().wait_full(me.in_stages(step));
-    if (!me.by_maps)
-        fence_async_proxy(); /* skipped with maps, because the fence also waits for stores of the last
-                                           * step's sums */
+    if (!me.by_maps) fence_async_proxy(); /* not with maps: the fence also waits for stores of sums */
 }
 
 /* Adds x[0] and x[1] over the four lanes of a row, and stores the sums to out[row] and out[row + 8]. */

@@ -420,9 +420,7 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
         GT_NO_UNROLL
         for (int step = 0; step < me.steps; step++) {
             float skip = 0.0f;
-            if (C::M_HAS_SKIP && !C::M_HAS_POWER)
-                skip = skip_of_head(p, me, step); /* so that the load overlaps with
-                                                                                     * the wait */
+            if (C::M_HAS_SKIP && !C::M_HAS_POWER) skip = skip_of_head(p, me, step); /* overlaps with the wait */
             wait_for_rows(me, step);
             Pairs64 dS;
             make_dS(me, at, step, dS);
