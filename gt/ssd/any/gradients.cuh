@@ -9,7 +9,7 @@
 namespace gt {
 namespace ssd {
 
-/* ---- part 1: everything except sums over heads, batch and time --------------------------------------------------
+/* ---- part 1: everything except sums over heads, batch and time ---------------------------------------------------
  * A block owns 64 rows of one head's state h and of its gradient G.  It takes a segment backwards, one checkpoint (8
  * sub-chunks of 16 tokens) at a time.  First the block advances h through the sub-chunks and parks the state before
  * each of them in its scratch.  The scratch is global memory, but small enough to stay mostly in L2.  Then the block
@@ -342,7 +342,7 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     if (p.dskip) store_dskip(p, s, dskip.value());
 }
 
-/* ---- local pass: a segment backwards from a zero gradient ------------------------------------------------------
+/* ---- local pass: a segment backwards from a zero gradient --------------------------------------------------------
  * grid, block and shared memory: as in backward_kernel.  From the segment's last sub-chunk to its first, the kernel
  * computes
  *     G <- E G + sum_t pre_t dy_t C_t^T

@@ -520,7 +520,7 @@ struct StatesSplitTile {
     static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT; /* [MMA_UNITS] */
     static constexpr int INVERSE = WEIGHTS + MMA_UNITS * 4 * Weights::COUNT;
     static constexpr int LEFT_INVERSE = INVERSE + 4 * SHORT;         /* [MMA_UNITS] */
-    static constexpr int LOG = LEFT_INVERSE + MMA_UNITS * 4 * SHORT; /* [MMA_UNITS] [MMA_UNITS]: TwoTermSum of the logs
+    static constexpr int LOG = LEFT_INVERSE + MMA_UNITS * 4 * SHORT; /* [MMA_UNITS]: TwoTermSum of the logs
                                                                       * of decays */
     static constexpr int CURSOR = LOG + MMA_UNITS * 8;
     static constexpr int BYTES = CURSOR + ShortCursor::BYTES;

@@ -481,8 +481,8 @@ GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me,
             [&](float& to, const float* address) { stg<float>(const_cast<float*>(address), to); });
 }
 
-/* Computes y of a chunk and the state after it.  M must have been stored before.  y: on entry, S is no longer needed in
- * these registers. */
+/* Computes y of a chunk and the state after it.  M must have been stored before.  y: may share its
+ * registers with S, which is no longer needed. */
 template <class Tile>
 GT_DEV void forward_split_unit(const TensorParams& p, const SplitConsumer<Tile>& me, int n, int chunk, float (&y)[8][4],
                                SplitState<Tile::NP>& state) {

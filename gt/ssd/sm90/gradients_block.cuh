@@ -13,7 +13,7 @@
 namespace gt {
 namespace ssd {
 
-/* ---- records of tokens ------------------------------------------------------------------------------------------- */
+/* ---- records of tokens ------------------------------------------------------------------------------------------ */
 
 /* What chunk_factors_kernel stores for a chunk and head, as offsets in floats.  With z there is one record for each
  * tile.
@@ -234,7 +234,7 @@ struct HopperBlock : ChunkPlace {
     /* tile_of(): address of the tile B, C or OTHER.  inverses(): offset of the inverses of its rows' powers. */
     GT_METHOD uint32_t tile_of(int offset) const { return this->smem + number % C::GROUP_COPIES * C::TILES + offset; }
     GT_METHOD int inverses(int offset) const { return number % C::GROUP_COPIES * C::INVERSES + offset; }
-    GT_METHOD int S_most(int block) const { /* computed at each use; otherwise it would be spilled */
+    GT_METHOD int S_most(int block) const { /* computed at each use; otherwise the offset would be spilled */
         return C::S_MOST + (made_here(number) % 2 * BLOCKS + block) * BLOCKS;
     }
 };
@@ -328,7 +328,7 @@ GT_DEV void convert_group_rows(const Problem& in, const HopperBlock<C>& me, int 
     me.groups().fill(me.number);
 }
 
-/* ---- the role prepare: copies -------------------------------------------------------------------------------- */
+/* ---- the role prepare: copies ----------------------------------------------------------------------------------- */
 
 /* Starts to copy a warp's 16 rows of x, dy or NEXT.  A lane copies piece lane % 8 of every fourth row, from row lane /
  * 8 on.  from: the lane's first piece.  pitch: elements from row to row.  rows, columns: how many exist in the tile;
@@ -442,7 +442,7 @@ GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int block, float ski
     return power_of(C::M_HAS_SKIP ? fma_rn(fabsf(skip), me.dy_inverse(step, block), most) : most);
 }
 
-/* ---- the role prepare ---------------------------------------------------------------------------------------- */
+/* ---- the role prepare ------------------------------------------------------------------------------------------- */
 
 /* in_twos(): whether a block takes places in pairs, both chunks of a slot; never if dy is bf16.  first_place(),
  * next_place(): the block's first place, and the one after `place`. */

@@ -82,8 +82,8 @@ struct StatesHopperTile {
     using L = L_;
     static constexpr bool IS_BF16 = std::is_same<T, bf16>::value;
     static constexpr int NP = NP_, UNITS = UNITS_, CONSUMERS = UNITS == 1 ? 1 : 2, CONSUMER_UNITS = UNITS / CONSUMERS;
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP, FIT = UNITS == 1 ? 2 : 1; /* blocks per
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP, multiprocessor */
+    /* FIT: blocks per multiprocessor. */
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP, FIT = UNITS == 1 ? 2 : 1;
     /* Whether the kernel leaves registers for a block of chunk_factors_kernel on the same multiprocessor.  With z this
      * would cost more than it gains. */
     static constexpr bool LEAVES_ROOM = UNITS > 1 && NP <= 64 && std::is_same<T, L>::value;
