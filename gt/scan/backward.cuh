@@ -1,31 +1,34 @@
 /* gt/scan/backward.cuh - selective_scan backward, any size.  The gradients of one token are at the top of gt_ssm.cuh.
  *
- * grid strands*G*ceil(D/G/CHANNELS), at most 64 blocks for each multiprocessor; block 4 warps.  Channels, lanes and
- * states of a thread are as in forward; all warps do the same work.
- * A block takes the segments of its strand in turn.  It goes through a segment from the end, one chunk of CHECKPOINT
- * tokens at a time:
+ * grid strands*G*ceil(D/G/CHANNELS), at most 64 blocks for each multiprocessor; block 4 warps.  Threads own the same
+ * channels and state elements as in forward.  All warps do the same work.
+ * A block takes the segments of its strand in turn.  It runs through a segment from the last chunk of CHECKPOINT tokens
+ * to the first.  Each chunk takes two phases:
  *     forwards    h advances from the chunk's checkpoint through sub-chunks of SUB_CHUNK tokens.  The block parks the
  *                 state before each sub-chunk in its own scratch in global memory.
- *     backwards   The last sub-chunk comes first.  h advances through its tokens once more, and the state before every
- *                 second token stays in shared memory.  Then G goes back through the tokens, two at a time; the first
- *                 token's gradients need the state between the two anyway.
- * SUB_CHUNK is 8 tokens, 4 at N > 128.  A sub-chunk takes two barriers, because warps share B and C, and dB and dC are
- * sums over warps.
+ *     backwards   The block takes the sub-chunks from the last to the first.  h advances through the tokens once more,
+ *                 and the state before every second token stays in shared memory.  Then G goes back through the tokens,
+ *                 two at a time.  The state between the two is computed from the state before them, because the first
+ *                 token's gradients need it anyway.
+ * SUB_CHUNK is 8 tokens, or 4 if N > 128.  A sub-chunk takes two barriers, because the warps share B and C, and because
+ * dB and dC are summed over warps.
  *
- * registers: A, G and two sums for dA, 16 values each; the next sub-chunk and the sums of two tokens.  In all 255, for
- * two blocks per multiprocessor.
- * shared: B, C; per warp Delta, Delta u, DY, the slope of Delta, u and two sums [SUB_CHUNK][WARP_CHANNELS], and states;
- * once the states are read, the warp's partial sums of dB and dC overwrite them.  61 KB at N = 16.
- * scratch: 8 KB CHECKPOINT / SUB_CHUNK per block: 128 KB.
- * issue slots per token and state, N = 16, where all states decay fast (Path): parking 5, and 1.5 for the channel; the
- * sub-chunk the same again; backwards 12, or 13 with dz; sums over lanes 1.5 for <g,B> and <A,da>, 1.75 for dB and dC;
- * the channel's loads, stores and Delta about 60 / 16.  Counted: 30.  Executed: 42, of which 12 are the channel's.
- * bytes per token and channel, bf16: u and dt 4 each (read twice); dy (and z) 2 each, 4 with dz; du, ddt (and dz) 2
- * each; B and C 6 N / CHANNELS (B is read twice); partial sums of dB and dC 8 N / CHANNELS, which group_sum reads;
- * checkpoints N / 32; scratch, written and read, 8 N / SUB_CHUNK, which stays in L2 if 256 blocks run at once.
- * dB and dC are summed over a thread's channels in order, over a warp's channels by a butterfly, over warps in order,
- * and over tiles by group_sum.  dA, dDskip and ddt_bias are summed over a thread's tokens in order, over strands by
- * reduce_rows.  Every order is fixed, so results are deterministic. */
+ * registers: A, G, dA of the chunk and dA of all segments, 16 values each; the inputs of the next sub-chunk; the sums
+ * of two tokens.  In all 255, for two blocks per multiprocessor.
+ * shared memory: B and C.  For each warp Delta, Delta u, DY, the slope of Delta, u and two sums,
+ * [SUB_CHUNK][WARP_CHANNELS] each, and states.  After the warp has read the states, its partial sums of dB and dC
+ * overwrite them.  In all 61 KB at N = 16.
+ * scratch per block: 8 KB for each of CHECKPOINT / SUB_CHUNK sub-chunks; 128 KB for sub-chunks of 8 tokens.
+ * issue slots per token and state element, N = 16, on Path FAST: 5 to park h and 1.5 for the channel's inputs; the same
+ * again for the second time that h advances; backwards 12, or 13 with dz; sums over lanes 1.5 for <g,B> and <A,da>, and
+ * 1.75 for dB and dC; the channel's loads, stores and Delta about 60 / 16.  The sum of these counts is 30.  The kernel
+ * executes 42; 12 of them are for the channel.
+ * bytes per token and channel, bf16: u and dt 4 each, because the kernel reads them twice; dy (and z) 2 each, or 4 with
+ * dz; du, ddt (and dz) 2 each; B and C together 6 N / CHANNELS, because B is read twice; partial sums of dB and dC 8 N
+ * / CHANNELS; checkpoints N / 32; scratch, written and read, 8 N / SUB_CHUNK.  The scratch of 256 blocks stays in L2.
+ * dB and dC are summed over a thread's channels in order, over a warp's lanes by shuffles, and over warps in order.
+ * group_sum() then sums over the tiles of a group.  dA, dDskip and ddt_bias are summed over a thread's tokens in order,
+ * and reduce_rows() then sums over strands.  Every order is fixed, so results are deterministic. */
 #ifndef GT_SCAN_BACKWARD_CUH
 #define GT_SCAN_BACKWARD_CUH
 
@@ -38,8 +41,8 @@ struct BackwardParams {
     Problem in;
     const float *checkpoints, *dstate_out;
     float* scratch;    /* parked states, [blocks,SUB_CHUNKS,4,128] float4 */
-    float* dstate_in;  /* NULL if not wanted, or shared */
-    float* dstate_sum; /* [strands,D,N]: sums over all sequences of a strand; or NULL */
+    float* dstate_in;  /* NULL if the caller does not want it, or if all sequences share it */
+    float* dstate_sum; /* [strands,D,N], if all sequences share dstate_in: sums over a strand's sequences; else NULL */
     void *du, *ddt, *dz;
     gt_stride du_stride, ddt_stride, dz_stride;
     float *dB, *dC;       /* [B,T,G,tiles,N] or NULL */
@@ -47,18 +50,17 @@ struct BackwardParams {
     float *dskip, *dbias; /* [strands,ROWS,D] or NULL */
 };
 
-constexpr int PARKED = 4 * THREADS; /* float4 of a block's states */
+constexpr int PARKED = 4 * THREADS; /* the number of float4 in a block's states */
 
-/* A thread's sums over all segments of its strand.
- * dA: for the thread's own state elements.
- * dskip, dbias: for the lane's channel.  ROWS lanes have this channel, each with other tokens. */
+/* A thread's sums over all segments of its strand.  dA belongs to the thread's own state elements.  dskip and dbias
+ * belong to the lane's channel (Channel).  ROWS lanes have this channel, each with different tokens. */
 template <class C>
 struct ParameterSums {
     float dA[C::COLUMNS][C::STATES] = {};
     TwoTermSum dskip, dbias;
 };
 
-/* Store and load the 16 state values of every thread, as float4. */
+/* park() stores the 16 state values of every thread as float4; unpark() loads them. */
 template <class C>
 GT_DEV void park(float4* to, const float (&h)[C::COLUMNS][C::STATES]) {
     GT_UNROLL
@@ -82,19 +84,20 @@ GT_DEV void unpark(const float4* from, float (&h)[C::COLUMNS][C::STATES]) {
     }
 }
 
-/* Where the warp's part of shared memory begins, in floats. */
+/* The offset of the warp's part of shared memory, in floats. */
 template <class C>
 GT_DEV int warp_place() {
     return C::WARP + warp_id() * C::WARP_SIZE;
 }
 
-/* Address of the thread's state elements i ... i + 3 of channel c, before tokens 2 pair and 2 pair + 1. */
+/* Address of the thread's state elements i to i + 3 of channel c.  They belong to the state before token 2 pair. */
 template <class C>
 GT_DEV uint32_t state_address(const Coordinates<C>& s, int pair, int c, int i) {
     return s.address(warp_place<C>() + C::STATE + pair * C::PAIR + ((c * C::STATES + i) / 4 * 32 + lane_id()) * 4);
 }
 
-/* The inputs of a sub-chunk, loaded into registers before they are used: u, dt and B; with BACKWARD all inputs. */
+/* The inputs of the next sub-chunk, in registers, so that loads overlap with arithmetic.  Without BACKWARD these are
+ * only u, dt and B. */
 template <bool BACKWARD, class C>
 struct SubChunk {
     using Block = ChannelTile<C, C::SUB_CHUNK>;
@@ -112,8 +115,8 @@ struct SubChunk {
         Cm.load(group_rows(in, s, in.Cm, in.Cm_stride, first, tokens));
     }
 
-    /* Stores Delta, Delta u and B to shared memory.  With BACKWARD also stores u, Delta's slope, C, and DY.  DY is the
-     * gradient of y before the gate: dy silu(z), or dy without z.  Returns the path of the sub-chunk's tokens. */
+    /* Stores Delta, Delta u and B to shared memory; with BACKWARD also u, Delta's slope, C and DY.  DY is the gradient
+     * of y before the gate: dy silu(z), or dy without z.  Returns the path of the sub-chunk's tokens. */
     GT_METHOD int store(const Problem& in, const Coordinates<C>& s, const Channel& own, int tokens) const {
         constexpr int COUNT = Block::COUNT;
         const int place = warp_place<C>();
@@ -144,7 +147,7 @@ struct SubChunk {
     }
 };
 
-/* Advances h through the staged sub-chunk.  KEEP: the state before every second token goes to shared memory. */
+/* Advances h through the staged sub-chunk.  With KEEP, stores the state before every second token to shared memory. */
 template <class C, int PATH, bool KEEP>
 GT_DEV void advance_sub_chunk(const Coordinates<C>& s, const float (&A)[C::COLUMNS][C::STATES],
                               float (&h)[C::COLUMNS][C::STATES]) {
@@ -173,8 +176,7 @@ GT_DEV void advance_sub_chunk(const Coordinates<C>& s, const float (&A)[C::COLUM
     }
 }
 
-/* Stores sums over lanes from x[0 ...], after reduce_scatter of COUNT sums of channels, COLUMNS adjacent sums at a
- * time.  Sum number k goes to offset(k). */
+/* Stores the COUNT sums that reduce_scatter() has left in x of the LANES lanes.  Sum number k goes to offset(k). */
 template <class C, int COUNT, class Offset>
 GT_DEV void store_sums(const Coordinates<C>& s, const float (&x)[COUNT], const Offset& offset) {
     constexpr int HELD = COUNT > C::LANES ? COUNT / C::LANES : 1, SAME = C::LANES > COUNT ? C::LANES / COUNT : 1;
@@ -183,19 +185,20 @@ GT_DEV void store_sums(const Coordinates<C>& s, const float (&x)[COUNT], const O
     for (int i = 0; i < HELD; i++) sts<float>(s.address(offset(s.lane / SAME * HELD + i)), x[i]);
 }
 
-/* Takes two tokens backwards, 2 pair and 2 pair + 1 of the sub-chunk.  G on entry: the gradient of the state after
- * both; on return: of the state before them.  Stores each token's sums over n: <g,B> in INPUT, <A,da> in DECAYS, and
- * <h,C> in OUTPUT if dz is wanted.  Stores the warp's partial sums of dB and dC over the states.  Adds to dA.  In the
- * letters of gt_ssm.cuh: kept = exp(a) h_{t-1}, g = G + dy C, da = g kept. */
+/* Goes backwards through tokens 2 pair + 1 and 2 pair of the sub-chunk.  On entry, G is the gradient of the state after
+ * both tokens; on return, the gradient of the state before them.  Stores each token's sums over n: <g,B> in INPUT,
+ * <A,da> in DECAYS and, with has_dz, <h,C> in OUTPUT.  The warp's partial sums of dB and dC overwrite the states in
+ * shared memory.  Adds to dA.  In the notation of gt_ssm.cuh, kept is exp(a) h_{t-1}, g is G + dy C, and da is g
+ * kept. */
 template <class C, int PATH>
 GT_DEV void pair_backward(const Coordinates<C>& s, const float (&A)[C::COLUMNS][C::STATES], int pair, bool has_dz,
                           float (&G)[C::COLUMNS][C::STATES], float (&dA)[C::COLUMNS][C::STATES]) {
     constexpr int STATES = C::STATES, COLUMNS = C::COLUMNS, GROUPS = 32 / C::LANES;
     const int place = warp_place<C>();
     float delta[2][COLUMNS], input[2][COLUMNS], dy[2][COLUMNS], B[2][STATES], Cm[2][STATES];
-    float sums[4 * COLUMNS] = {};    /* <g,B> of both tokens, then <A,da> of both */
-    float outputs[2 * COLUMNS] = {}; /* <h,C> of both */
-    float shares[4 * STATES] = {};   /* dB and dC of the first token, then of the second */
+    float sums[4 * COLUMNS] = {};    /* [4][COLUMNS]: <g,B> of both tokens, then <A,da> of both */
+    float outputs[2 * COLUMNS] = {}; /* [2][COLUMNS]: <h,C> of both tokens */
+    float shares[4 * STATES] = {};   /* partial sums [4][STATES]: dB and dC of the first token, then of the second */
     GT_UNROLL
     for (int t = 0; t < 2; t++) {
         const int at = place + (2 * pair + t) * C::WARP_CHANNELS + s.first,
@@ -250,13 +253,13 @@ GT_DEV void pair_backward(const Coordinates<C>& s, const float (&A)[C::COLUMNS][
     constexpr int HELD = 4 * STATES / GROUPS;
     GT_UNROLL
     for (int i = 0; i < HELD; i++) {
-        const int k = lane_id() / C::LANES * HELD + i; /* number among the shares */
+        const int k = lane_id() / C::LANES * HELD + i; /* index of the partial sum */
         sts<float>(s.address(place + C::STATE + pair * C::PAIR + k / STATES * C::WIDTH + s.lane * STATES + k % STATES),
                    shares[i]);
     }
 }
 
-/* Makes du, ddt and dz of a sub-chunk from its sums.  Adds to dskip and dbias. */
+/* Computes du, ddt and dz of a sub-chunk from the sums in shared memory.  Adds to sums.dskip and sums.dbias. */
 template <class C>
 GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, const Channel& own, int64_t first,
                             int tokens, ParameterSums<C>& sums) {
@@ -276,7 +279,7 @@ GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, co
     for (int k = 0; k < COUNT; k++) {
         const float dout = value(C::DY, k), gB = value(C::INPUT, k), slope = value(C::SLOPE, k);
         u[k] = value(C::U, k);
-        /* multiplies the slope first, because the sum without it may overflow */
+        /* multiplies each term by the slope first, because the sum of the bare terms may overflow */
         ddt[k] = fma_rn(slope, LN_2 * value(C::DECAYS, k), slope * u[k] * gB);
         if (slope == 0.0f) ddt[k] = 0.0f;
         dskip = fma_rn(dout, u[k], dskip);
@@ -303,7 +306,7 @@ GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, co
     store_tile<Block>(channel_rows(in, s, p.dz, p.dz_stride, first, tokens), dz);
 }
 
-/* Makes the block's partial sums of dB and dC for a sub-chunk: sums over the warps. */
+/* Adds the warps' partial sums of dB and dC for a sub-chunk, and stores the results for group_sum(). */
 template <class C>
 GT_DEV void finish_group(const BackwardParams& p, const Coordinates<C>& s, int64_t first, int tokens) {
     const Problem& in = p.in;
@@ -319,7 +322,7 @@ GT_DEV void finish_group(const BackwardParams& p, const Coordinates<C>& s, int64
     }
 }
 
-/* Stores the thread's sums as rows of partial sums, for reduce_rows. */
+/* Stores the thread's sums over its strand, for reduce_rows(). */
 template <class C>
 GT_DEV void store_parameters(const BackwardParams& p, const Coordinates<C>& s, const Channel& own,
                              const ParameterSums<C>& sums) {
@@ -331,9 +334,9 @@ GT_DEV void store_parameters(const BackwardParams& p, const Coordinates<C>& s, c
     if (p.dbias) p.dbias[to] = sums.dbias.value();
 }
 
-/* Runs one segment backwards.  G on entry: the gradient of the state after it; on return: of the state before it.
- * The last sub-chunk may be short.  Missing tokens are computed, too.  Their Delta, DY, B and C are 0, so they change
- * neither h nor G, and add 0 to sums. */
+/* Runs one segment backwards.  On entry, G is the gradient of the state after the segment; on return, the gradient of
+ * the state before it.  The last sub-chunk may have fewer tokens.  The code also computes the missing tokens.  Their
+ * Delta, DY, B and C are 0, so they change neither h nor G, and add 0 to sums. */
 template <class C>
 GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, const Channel& own, const Span& span,
                              const float (&A)[C::COLUMNS][C::STATES], float (&G)[C::COLUMNS][C::STATES],
@@ -347,12 +350,13 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
         const int64_t start = span.first + chunk * CHECKPOINT;
         const int64_t left = s.end - start < CHECKPOINT ? s.end - start : CHECKPOINT;
         const int sub_chunks = (int)((left + SUB_CHUNK - 1) / SUB_CHUNK);
-        float dA[C::COLUMNS][C::STATES] = {}; /* sums of one chunk: short sums round less */
+        float dA[C::COLUMNS][C::STATES] = {}; /* sums over one chunk; they are added to sums.dA once, because short sums
+                                               * round less */
         load_state(in, s, p.checkpoints + (s.b * slots + span.chunk_slot + chunk) * DN, h);
         {
             SubChunk<false, C> next;
             next.load(in, s, start, SUB_CHUNK < left ? SUB_CHUNK : (int)left);
-            for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: h before each sub-chunk */
+            for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: parks h before each sub-chunk */
                 park<C>(parked + sub_chunk * PARKED, h);
                 if (sub_chunk + 1 == sub_chunks) break;
                 const int path = next.store(in, s, own, SUB_CHUNK);
@@ -368,7 +372,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
             return rest < SUB_CHUNK ? rest : SUB_CHUNK;
         };
         next.load(in, s, start + (sub_chunks - 1) * SUB_CHUNK, tokens_of(sub_chunks - 1));
-        for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) { /* backwards: G after each sub-chunk */
+        for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) { /* backwards, with G after the sub-chunk */
             const int64_t first = start + sub_chunk * SUB_CHUNK;
             const int tokens = tokens_of(sub_chunk);
             unpark<C>(parked + sub_chunk * PARKED, h);
@@ -381,7 +385,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
                 GT_NO_UNROLL
                 for (int pair = SUB_CHUNK / 2 - 1; pair >= 0; pair--) pair_backward<C, PATH>(s, A, pair, p.dz, G, dA);
             });
-            sync_threads(); /* from here on no thread reads B, C or states */
+            sync_threads(); /* all threads have read B, C and the states */
             finish_group(p, s, first, tokens);
             finish_channels(p, s, own, first, tokens, sums);
         }
@@ -393,7 +397,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
     }
 }
 
-/* Adds G, the gradient of a sequence's first state, to the strand's sum. */
+/* Adds G, the gradient of a sequence's initial state, to the strand's sum. */
 template <class C>
 GT_DEV void add_dstate(const BackwardParams& p, const Coordinates<C>& s, const float (&G)[C::COLUMNS][C::STATES]) {
     float* sums = p.dstate_sum + strand_of(p.in) * p.in.D * p.in.N;
@@ -416,7 +420,7 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     float A[COLUMNS][STATES], G[COLUMNS][STATES];
     ParameterSums<C> sums;
     const Channel own = enter_channels(in, s, warp_place<C>() + C::MOST, A);
-    load_state(in, s, nullptr, G); /* zeros: the strand's sum starts from them */
+    load_state(in, s, nullptr, G); /* G = 0, for the next line */
     if (p.dstate_sum) store_state(in, s, p.dstate_sum + strand_of(in) * in.D * in.N, G);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
@@ -431,15 +435,15 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     store_parameters(p, s, own, sums);
 }
 
-/* ---- backward: a segment's gradient of its start, from a zero gradient of its end ---------------------------------
- * This is the local pass, over every segment except a sequence's first one, before the scan over segments.  From a
- * segment's last token to its first,
+/* ---- backward: the gradient of a segment's start, from a zero gradient at its end ---------------------------------
+ * This is the local pass of backward (gt/recurrence/segments.cuh), which runs before the scan over segments.  It takes
+ * every segment except a sequence's first one.  From the segment's last token to its first it computes
  *     G <- exp(Delta A) (G + DY C)
- * grid, block and shared memory as backward.
+ * grid, block and shared memory: as in backward.
  * registers: A and G, 16 values each.
- * bytes per token and channel, bf16: u, dt, dy (and z) 2 each, B and C 4 N / CHANNELS; u and B are staged, but not
- * used.
- * A thread takes the tokens of its states one after another, so results are deterministic. */
+ * bytes per token and channel, bf16: u, dt, dy (and z) 2 each, B and C together 4 N / CHANNELS.  u and B are loaded but
+ * not used, because SubChunk loads them.
+ * A thread takes the tokens in order, so results are deterministic. */
 template <int LANES, int STATES, int COLUMNS, bool EXACT>
 GT_KERNEL(THREADS, 3)
 reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
@@ -451,7 +455,7 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     const Channel own = enter_channels(in, s, place + C::MOST, A);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
-        if (!span.exists || span.starts) continue; /* nothing comes before the first */
+        if (!span.exists || span.starts) continue; /* no segment needs the gradient before the first one */
         s.enter(span);
         float G[COLUMNS][STATES];
         TwoTermSum deltas;

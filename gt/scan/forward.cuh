@@ -2,21 +2,23 @@
  *     h <- exp(Delta A) h + Delta u B     y = (<h, C> + Dskip u) silu(z)
  *
  * grid strands*G*ceil(D/G/CHANNELS), block 4 warps, which all do the same work.  A block has CHANNELS channels of one
- * group, 128 at N <= 16, and takes the segments of its strand in turn.  Each warp has its own channels.  It makes their
- * Delta and Delta u of TILE tokens at once, one channel per lane, and stores their y, without waiting for another warp.
- * All warps share B and C, which takes one barrier per tile.  The next tile's inputs are loaded into registers before
- * this tile's tokens run.
- * For the recurrence, LANES lanes have COLUMNS channels, and each lane has STATES elements of their states (Traits).  y
- * is summed over a thread's states, then over the lanes, in fixed order, so results are deterministic.
- * registers per thread: 16 state values and as many of A, fp32, and the next tile; at most 255.  fp32 has half as many
- * tokens per tile, and 168 registers at N <= 16: with 255 it takes a quarter longer, for an unknown reason.
- * shared: B, C [2][TILE][WIDTH] each; per warp Delta, Delta u, y [TILE][WARP_CHANNELS]: 28 KB at N = 16.
- * issue slots per token and state, N = 16, where all states decay fast (Path): product and ex2 2, Delta u B 1, h 1, y
- * 1, loads from shared memory .25, sums over lanes .6, a channel's Delta, y and loads about 80 / 16: 11.  Near one: 5
- * more for 16 bits, 7 for fp32.  For a warp's ex2 the special function unit takes 8 clocks of a scheduler, as long as 8
- * slots.
- * bytes per token and channel, bf16: u, dt (and z), y 2 each; B and C 4 N / CHANNELS; checkpoints, if backward wants
- * them, N / 32.  A local pass reads only u, dt and B. */
+ * group: 128 if N <= 16.  It takes the segments of its strand in turn (Coordinates).  Each warp has its own channels.
+ * It computes Delta and Delta u for TILE tokens at once, one channel per lane.  It also stores its y without waiting
+ * for another warp.  All warps share B and C, which takes one barrier per tile.  The next tile's inputs are loaded into
+ * registers before this tile's tokens run.
+ * For the recurrence, LANES lanes have COLUMNS channels, and each lane has STATES elements of their states (Traits).
+ * Each y is summed over a thread's states, then over the lanes.  The order is fixed, so results are deterministic.
+ * registers per thread: 16 state values, 16 values of A and the inputs of the next tile; at most 255.  With fp32
+ * tensors a tile has half as many tokens.  For N <= 16 that kernel is limited to 168 registers: with 255 it takes a
+ * quarter longer, for an unknown reason.
+ * shared memory: B and C, [2][TILE][WIDTH] each; for each warp Delta, Delta u and y, [TILE][WARP_CHANNELS] each.  In
+ * all 28 KB at N = 16.
+ * issue slots per token and state element, N = 16, on Path FAST: exponent and ex2 2, Delta u B 1, h 1, y 1, loads from
+ * shared memory 0.25, sums over lanes 0.6, a channel's Delta, y and loads about 80 / 16.  In all about 11.  NEAR_ONE
+ * adds 5 for 16-bit tensors, 7 for fp32.  One ex2 of a warp occupies the special function unit for 8 clocks, in which a
+ * scheduler issues 8 instructions.
+ * bytes per token and channel, bf16: u, dt, y (and z) 2 each; B and C together 4 N / CHANNELS; checkpoints for backward
+ * N / 32.  The local pass over segments (gt/recurrence/segments.cuh) reads only u, dt and B. */
 #ifndef GT_SCAN_FORWARD_CUH
 #define GT_SCAN_FORWARD_CUH
 
@@ -68,7 +70,7 @@ GT_DEV void forward_tokens(float (&h)[C::COLUMNS][C::STATES], const float (&A)[C
     constexpr int COLUMNS = C::COLUMNS, LANES = C::LANES, ROW = 4 * C::WARP_CHANNELS, VECTOR = 4 * C::WIDTH;
     constexpr int SUMS = COLUMNS * COUNT, HELD = SUMS > LANES ? SUMS / LANES : 1,
                   SAME = LANES > SUMS ? LANES / SUMS : 1;
-    float y[SUMS]; /* of a channel, one token after another */
+    float y[SUMS]; /* [COLUMNS][COUNT]: of each channel and token */
     Token<C> token, next;
     token.load(at.delta, at.input, at.B);
     GT_UNROLL
@@ -93,7 +95,7 @@ GT_DEV void forward_tokens(float (&h)[C::COLUMNS][C::STATES], const float (&A)[C
         if (lane % SAME != 0) return;
         GT_UNROLL
         for (int i = 0; i < HELD; i++) {
-            const int k = lane / SAME * HELD + i; /* number among the sums */
+            const int k = lane / SAME * HELD + i; /* index of the sum */
             sts<float>(at.y + k % COUNT * ROW + k / COUNT * 4, y[i]);
         }
     }
@@ -139,7 +141,7 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
                        C_at = s.address(C::F_CM + stage * TILE * WIDTH);
         B.store(B_at);
         if (p.y) Cm.store(C_at);
-        float now[Block::COUNT], no_slope[Block::COUNT]; /* u of this tile */
+        float now[Block::COUNT], no_slope[Block::COUNT]; /* now: u of this tile */
         u.values(now);
         const Paths<TILE> paths = store_delta<false, C, TILE>(in, s, own, dt, now, tokens, delta, input, no_slope);
         Block z;
@@ -167,7 +169,7 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
         }
         sync_warp();
         if (p.y) finish_y(p, s, own, now, z, sums, first, tokens);
-        sync_warp(); /* before the next Delta is written */
+        sync_warp(); /* before the next tile's Delta overwrites this one */
     }
     if (p.is_local)
         store_segment(in, s, span, h, own, deltas);
@@ -186,7 +188,7 @@ forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const Channel own = enter_channels(in, s, C::F_WARP + warp_id() * C::F_WARP_SIZE + C::F_MOST, A);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
-        if (!span.exists || (p.is_local && span.ends)) continue; /* no segment follows the last one */
+        if (!span.exists || (p.is_local && span.ends)) continue; /* no segment needs a last segment's end state */
         s.enter(span);
         forward_segment(p, s, own, A, span);
     }

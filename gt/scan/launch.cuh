@@ -1,5 +1,5 @@
-/* gt/scan/launch.cuh - selective_scan on the current GPU: which kernels a call takes, its plans and their launches.
- * gt/recurrence/driver.cuh has the order of launches and the C functions. */
+/* gt/scan/launch.cuh - selective_scan on the current GPU: chooses a kernel's variant, plans a call, and launches its
+ * kernels.  gt/recurrence/driver.cuh has the order of the launches and the C functions. */
 #ifndef GT_SCAN_LAUNCH_CUH
 #define GT_SCAN_LAUNCH_CUH
 
@@ -15,8 +15,8 @@ namespace scan {
 
 /* ---- which kernels a call takes ------------------------------------------------------------------------------ */
 
-/* Calls launch(Traits) for the variant that handles N, and returns its result.  If this build leaves out N's variant, a
- * larger one takes the call; the largest is always built. */
+/* Calls launch(Traits) for the smallest built variant that handles N, and returns its result.  A build may leave out
+ * variants, but never the largest one. */
 template <class Launch>
 static inline auto dispatch_size(int64_t N, const Launch& launch) {
     if constexpr (is_built_columns<0, 16>())
@@ -30,7 +30,8 @@ static inline auto dispatch_size(int64_t N, const Launch& launch) {
     return launch(Traits<32, 8, 2>());
 }
 
-/* dispatch_size() with the number types of a call.  This build must have the call's dtype: see Operator::check(). */
+/* dispatch_size() with EXACT set for fp32 tensors.  Operator::check() has already refused a dtype that this build does
+ * not have. */
 template <class Launch>
 static inline auto dispatch(const Problem& in, const Launch& launch) {
     return dispatch_size(in.N, [&](auto traits) {
@@ -49,7 +50,7 @@ static inline int64_t tiles_of(const gt_selective_scan_args& a) {
     return dispatch_size(a.N, [&](auto traits) { return (a.D / a.G + traits.CHANNELS - 1) / traits.CHANNELS; });
 }
 
-/* The number of segments that gives every multiprocessor two blocks. */
+/* The number of segments per sequence that gives every multiprocessor two blocks. */
 static inline int64_t segments_for(const gt_selective_scan_args& a, const Device& device) {
     return choose_segments(sequences_of(a), a.segments, a.G * tiles_of(a), 2 * (int64_t)device.multiprocessors,
                            4 * CHECKPOINT, CHECKPOINT);
@@ -79,7 +80,7 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
     return {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.D * in.N, in.D, in.A};
 }
 
-/* The number of strands: one for each segment of each sequence, but at most `room` blocks in all. */
+/* The number of strands: one for each segment of each sequence, unless the grid would exceed `room` blocks. */
 static inline int64_t strands_for(const Problem& in, int64_t room) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.G * in.tiles, room);
 }
@@ -151,7 +152,7 @@ struct BackwardPlan {
     gt_status finish_chunks(const Device& device, gt_stream stream) const;
 };
 
-/* Makes G through all chunks; the same kernel makes the chunks' gradients. */
+/* backward_kernel carries G through all chunks and makes the chunks' gradients on the way. */
 inline gt_status BackwardPlan::make_gradients(const Device& device, gt_stream stream) const {
     const ScanParams scan = scan_of(params.in, params.dstate_out, 0);
     return run_pass<true>("selective_scan scan_segments_kernel", scan, device, stream, [&](bool is_local) {
@@ -165,7 +166,7 @@ inline gt_status BackwardPlan::make_gradients(const Device& device, gt_stream st
     });
 }
 
-/* Adds up partial sums over the tiles of a group. */
+/* Adds up the partial sums of dB and dC over the tiles of a group. */
 inline gt_status BackwardPlan::finish_chunks(const Device&, gt_stream stream) const {
     gt_status status = GT_OK;
     if (dB.out) status = group_sum("selective_scan dBm", dB, stream);
@@ -187,7 +188,8 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     plan.states.in = p.in;
     plan.states.state_in = a.state_in, plan.states.state_in_shared = a.state_in_shared;
     plan.states.checkpoints = states;
-    /* every block has scratch for parked states, so at most 64 blocks per multiprocessor bound the size of scratch */
+    /* Every block has its own scratch for parked states.  So the grid has at most 64 blocks per multiprocessor, which
+     * bounds the scratch. */
     const int64_t strands = strands_for(p.in, 64 * (int64_t)device.multiprocessors), tiles = p.in.tiles;
     plan.blocks = strands * a.G * tiles;
     p.checkpoints = states;

@@ -13,44 +13,46 @@ using namespace ssm;
 /* ---- sizes ------------------------------------------------------------------------------------------ */
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
-constexpr int STEPS = 8; /* tokens that take the same path: see Decay */
-constexpr int BATCH = 4; /* tokens whose y are summed over lanes together */
+constexpr int STEPS = 8; /* tokens that share one Path */
+constexpr int BATCH = 4; /* tokens whose y values are summed over the lanes together */
 
-/* LANES adjacent lanes have COLUMNS adjacent channels.  Lane l has state elements l STATES ... l STATES + STATES - 1 of
- * these channels, 16 numbers in all.  So each value of a channel and token, and each value of a token and state
- * element, is loaded once for 4 products.  A warp has WARP_CHANNELS channels, a block CHANNELS, all of one group.
- * EXACT: inputs and outputs are fp32.  The constants below are sizes, and offsets in shared memory, in floats. */
+/* LANES adjacent lanes share COLUMNS adjacent channels.  Lane l of them holds state elements l STATES to l STATES +
+ * STATES - 1 of each of these channels, 16 numbers in all.  This saves loads from shared memory: a lane loads a
+ * channel's Delta once for STATES products, and a token's B once for COLUMNS products.  A warp has WARP_CHANNELS
+ * channels, and a block has CHANNELS, all of one group.  EXACT: inputs and outputs are fp32.  The constants below are
+ * sizes and offsets in shared memory.  They count floats. */
 template <int LANES_, int STATES_, int COLUMNS_, bool EXACT_ = false>
 struct Traits {
     static constexpr int LANES = LANES_, STATES = STATES_, COLUMNS = COLUMNS_;
     static constexpr bool EXACT = EXACT_;
     static constexpr int WIDTH = LANES * STATES;
     static constexpr int WARP_CHANNELS = 32 / LANES * COLUMNS, CHANNELS = WARPS * WARP_CHANNELS;
-    static constexpr int ROWS = 32 / WARP_CHANNELS; /* tokens that a warp's lanes take at once, for its channels */
+    static constexpr int ROWS = 32 / WARP_CHANNELS; /* tokens that a warp loads at once, one channel per lane */
     static_assert(STATES % 4 == 0 && STATES * COLUMNS == 16, "16 numbers a thread, in 16-byte pieces");
-    /* forward: tokens staged together */
+    /* forward: tokens of a tile, which are staged together */
     static constexpr int TILE = WIDTH <= 64 && !EXACT ? 16 : 8;
-    static constexpr int F_BM = 0;                         /* two stages of [TILE][WIDTH] */
-    static constexpr int F_CM = F_BM + 2 * TILE * WIDTH;   /* likewise */
-    static constexpr int F_WARP = F_CM + 2 * TILE * WIDTH; /* per warp: */
-    static constexpr int F_VALUES = TILE * WARP_CHANNELS;  /* Delta, Delta u, y: [TILE][WARP_CHANNELS] each */
-    static constexpr int F_MOST = 3 * F_VALUES;            /* [WARP_CHANNELS] */
+    static constexpr int F_BM = 0;                         /* B, two stages of [TILE][WIDTH] */
+    static constexpr int F_CM = F_BM + 2 * TILE * WIDTH;   /* C, the same */
+    static constexpr int F_WARP = F_CM + 2 * TILE * WIDTH; /* the first warp's part: */
+    static constexpr int F_VALUES = TILE * WARP_CHANNELS;  /* size of Delta, of Delta u and of y,
+                                                            * [TILE][WARP_CHANNELS] */
+    static constexpr int F_MOST = 3 * F_VALUES;            /* [WARP_CHANNELS], see enter_channels() */
     static constexpr int F_WARP_SIZE = F_MOST + (WARP_CHANNELS + 3) / 4 * 4;
-    static constexpr int FORWARD_BLOCKS = EXACT && LANES == 4 ? 3 : 2; /* least number per multiprocessor */
+    static constexpr int FORWARD_BLOCKS = EXACT && LANES == 4 ? 3 : 2; /* least number of blocks per multiprocessor */
     static constexpr int FORWARD_END = F_WARP + WARPS * F_WARP_SIZE;
-    /* backward: tokens between parked states; they are staged together */
+    /* backward: tokens of a sub-chunk, which are staged together; the block parks the state before each sub-chunk */
     static constexpr int SUB_CHUNK = WIDTH <= 128 ? 8 : 4, SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
-    static constexpr int BM = 0, CM = BM + SUB_CHUNK * WIDTH; /* [SUB_CHUNK][WIDTH] each */
-    static constexpr int WARP = CM + SUB_CHUNK * WIDTH;       /* per warp: */
-    static constexpr int VALUES = SUB_CHUNK * WARP_CHANNELS;  /* [SUB_CHUNK][WARP_CHANNELS] each: */
-    static constexpr int DELTA = 0, INPUT = VALUES;           /* Delta; then Delta u, which <g,B> overwrites once it is
-                                                               * read */
+    static constexpr int BM = 0, CM = BM + SUB_CHUNK * WIDTH; /* B and C, [SUB_CHUNK][WIDTH] each */
+    static constexpr int WARP = CM + SUB_CHUNK * WIDTH;       /* the first warp's part: */
+    static constexpr int VALUES = SUB_CHUNK * WARP_CHANNELS;  /* size of an array [SUB_CHUNK][WARP_CHANNELS] */
+    static constexpr int DELTA = 0, INPUT = VALUES;           /* DELTA: Delta.  INPUT: Delta u; pair_backward()
+                                                               * overwrites it with <g,B> */
     static constexpr int DY = 2 * VALUES, SLOPE = 3 * VALUES, U = 4 * VALUES;
-    static constexpr int DECAYS = 5 * VALUES, OUTPUT = 6 * VALUES; /* <A,da>, <h,C> */
-    static constexpr int PAIR = 4 * WIDTH > 512 ? 4 * WIDTH : 512; /* size of STATE for two tokens: h before them, of
-                                                                    * every thread */
-    static constexpr int STATE = 7 * VALUES;                       /* once h is read, partial sums of dB and dC: [2][2
-                                                                    * WIDTH] */
+    static constexpr int DECAYS = 5 * VALUES, OUTPUT = 6 * VALUES; /* DECAYS: <A,da>.  OUTPUT: <h,C> */
+    static constexpr int PAIR = 4 * WIDTH > 512 ? 4 * WIDTH : 512; /* size of STATE for two tokens: each lane's h before
+                                                                    * the first one */
+    static constexpr int STATE = 7 * VALUES;                       /* h; then the warp's partial sums of dB and dC
+                                                                    * overwrite h: [2][2 WIDTH] */
     static constexpr int MOST = STATE + SUB_CHUNK / 2 * PAIR;
     static constexpr int WARP_SIZE = MOST + (WARP_CHANNELS + 3) / 4 * 4;
     static constexpr int BACKWARD_END = WARP + WARPS * WARP_SIZE;
@@ -61,7 +63,7 @@ struct Traits {
 /* The prepared arguments of a call, as every kernel gets them. */
 struct Problem {
     Sequences sequences;
-    Segments segments; /* states [slot][D,N]; decays [slot][D], sums of Delta that A multiplies */
+    Segments segments; /* states [slot][D,N]; decays [slot][D]: sums of Delta, which times A are logs of decays */
     int64_t D, G;
     int N;
     gt_dtype dtype, dt_dtype;
@@ -75,20 +77,20 @@ struct Problem {
 
 /* ---- how states decay --------------------------------------------------------------------------------- */
 
-/* The form in which a warp's states decay in STEPS tokens; z = Delta A log2(e).
- *     FAST       All states decay by 2^-Least or more.  The factor is ex2(z).  Its error of 2^-22 per token adds up to
- *                at most 2^-22 / (Least ln 2) of a state: 2^-18 in fp32, and 2^-11 in 16 bits, where outputs are
- *                rounded by as much or more.
- *     NEAR_ONE   Some states decay less.  A polynomial makes their factor minus 1.
+/* How a warp computes the decays of its states for STEPS tokens.  z = Delta A log2(e), so a decay is 2^z.
+ *     FAST       Every decay is at most 2^-VALUE (see Least).  ex2.approx makes the decay.  Its error of 2^-22 per
+ *                token adds up to at most 2^-22 / (VALUE ln 2) of a state.  This is 2^-18 with fp32 tensors and 2^-11
+ *                with 16-bit tensors, whose outputs are rounded by as much or more.
+ *     NEAR_ONE   Some decays are nearer to 1.  For these a polynomial makes the decay minus 1.
  *     GROWS      Some states grow: see Carrier.
- * EXACT: fp32. */
+ * EXACT: the tensors are fp32. */
 enum Path { FAST, NEAR_ONE, GROWS };
 
 template <bool EXACT>
 struct Least {
-    static constexpr float VALUE = EXACT ? 0.09f : 0.0007f; /* limit of the polynomials: log2(e) / 16; without EXACT
-                                                             * log2(e) / 2048 */
-    /* 2^z - 1 for -VALUE <= z <= 0 by Taylor's series.  The relative error is 1.3e-7, and 4e-8 without EXACT. */
+    static constexpr float VALUE = EXACT ? 0.09f : 0.0007f; /* limit of |z| for the polynomial: log2(e) / 16 if EXACT,
+                                                             * else log2(e) / 2048 */
+    /* 2^z - 1 for -VALUE <= z <= 0 by Taylor's series.  The relative error is 1.3e-7 if EXACT, else 4e-8. */
     GT_HD float below_one(float z) {
         if (!EXACT) return z * fma_rn(0.240226507f, z, 0.693147181f);
         float p = 9.6181291e-3f;
@@ -137,8 +139,8 @@ struct Decay<GROWS, EXACT> {
     GT_METHOD float scale(float x) const { return carrier.carry(x, 0.0f); }
 };
 
-/* Calls call(std::integral_constant<int, PATH>) for a path that is known at run time.  All lanes must have the same
- * path. */
+/* Calls call(std::integral_constant<int, PATH>) for a path that is known at run time.  The path must be the same in all
+ * lanes. */
 template <class Call>
 GT_DEV void with_path(int path, const Call& call) {
     if (path == FAST)
@@ -151,15 +153,17 @@ GT_DEV void with_path(int path, const Call& call) {
 
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
-/* The work of a block and of a thread.  A block has one tile of channels and one strand, number block_x() / (G tiles).
- * With S strands, strand s takes segments s, s + S, ... of the sequences. */
+/* The work of a block and of a thread.  The grid consists of S strands.  A strand has one block for each tile of
+ * channels of each group.  The blocks of strand s take the segments s, s + S, ... of all sequences.  A block belongs to
+ * strand block_x() / (G tiles). */
 template <class C>
 struct Coordinates {
     uint32_t smem;
     int64_t b, g, tile, d0; /* d0: the block's first channel */
     int64_t end;            /* the current segment of batch element b ends before this token */
-    int channels;           /* the number of channels that the warp has; 0 or less: none */
-    int first, lane;        /* the thread's first channel in the warp; its lane among the LANES of its channels */
+    int channels;           /* number of existing channels of the warp; 0 or less: none */
+    int first, lane;        /* first: the thread's first channel, as an index in the warp; lane: index among the LANES
+                             * lanes that share it */
 
     GT_METHOD explicit Coordinates(const Problem& in) {
         const int64_t per_group = in.D / in.G;
@@ -181,19 +185,19 @@ struct Coordinates {
     GT_METHOD uint32_t address(int offset) const { return smem + 4 * offset; }
     /* index in [D,N] of the thread's first state element of channel c */
     GT_METHOD int64_t state_at(const Problem& in, int c) const { return (d0 + first + c) * in.N + lane * C::STATES; }
-    /* how many of these elements exist */
+    /* how many of the thread's state elements of channel c exist; 0 or less: none */
     GT_METHOD int states_of(const Problem& in, int c) const {
         return first + c < channels ? in.N - lane * C::STATES : 0;
     }
 };
 
-/* An item is a segment of a sequence.  items_of(): the number of items; strands_of(): the strands that share them;
+/* items_of(): the number of segments of all sequences.  strands_of(): the number of strands, which share the segments.
  * strand_of(): the block's strand. */
 GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
 GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / (in.G * in.tiles); }
 GT_DEV int64_t strand_of(const Problem& in) { return block_x() / (in.G * in.tiles); }
 
-/* Rows of the warp's channels. */
+/* The rows of a tensor [B,T,D] for the warp's channels, from token `first` on. */
 template <class C>
 GT_DEV Rows channel_rows(const Problem& in, const Coordinates<C>& s, const void* data, gt_stride stride, int64_t first,
                          int tokens) {
@@ -213,23 +217,23 @@ GT_DEV Rows group_rows(const Problem& in, const Coordinates<C>& s, const void* d
     return {data, in.dtype, offset_of(stride, s.b, first, s.g), stride.t, stride.n, tokens, in.N};
 }
 
-/* Numbers of the warp's channels; each row is a token. */
+/* A tile with a row for each token and a column for each of the warp's channels. */
 template <class C, int TOKENS>
 using ChannelTile = Tile<TOKENS, C::WARP_CHANNELS, 32>;
 
-/* A lane's channel.  The lane stages and stores this channel's numbers, which are always in the same column of a
+/* The channel whose inputs a lane loads and whose outputs it stores.  The channel is the same column of every
  * ChannelTile. */
 struct Channel {
     bool exists;
     int column;
     int64_t d;
     float bias, skip;
-    float most; /* largest of A log2(e) */
+    float most; /* the largest A log2(e) of the channel */
 };
 
-/* Loads A log2(e) of the thread's channels.  An element beyond N takes the value of its channel's first element.  All
- * elements of a channel that does not exist are -1.  So neither changes the Path of the warp.  most: an array in shared
- * memory for the warp's WARP_CHANNELS channels. */
+/* Loads A log2(e) of the thread's channels.  Missing elements must not change the warp's Path.  So an element beyond N
+ * gets the value of its channel's first element, and all elements of a missing channel are -1.  most: offset in shared
+ * memory of an array with a maximum for each of the warp's channels. */
 template <class C>
 GT_DEV Channel enter_channels(const Problem& in, const Coordinates<C>& s, int most, float (&A)[C::COLUMNS][C::STATES]) {
     GT_UNROLL
@@ -258,20 +262,20 @@ GT_DEV Channel enter_channels(const Problem& in, const Coordinates<C>& s, int mo
     return own;
 }
 
-/* The path that the warp takes through its tokens STEPS j ... of a tile. */
+/* path[j]: the warp's Path for the STEPS tokens of a tile from STEPS j on. */
 template <int TOKENS>
 struct Paths {
     static constexpr int COUNT = (TOKENS + STEPS - 1) / STEPS;
     int path[COUNT];
 };
 
-/* Numbers of a ChannelTile in the registers of a lane, as fp32. */
+/* A lane's numbers of a ChannelTile, as fp32 in registers. */
 template <class C, int TOKENS>
 using Numbers = float[ChannelTile<C, TOKENS>::COUNT];
 
-/* Stores Delta and Delta u of loaded tokens at offsets `delta_at` and `input` of shared memory.  slope: the derivative
- * of Delta by dt, if SLOPE.  All are 0 where there is no token or channel.  An infinite Delta does not choose the path,
- * so the other numbers of the warp keep their bits. */
+/* Computes Delta of the loaded tokens, and stores Delta and Delta u at offsets `delta_at` and `input` of shared memory.
+ * With SLOPE, slope becomes the derivative of Delta by dt.  Delta, Delta u and slope are 0 for missing tokens and
+ * channels.  An infinite or NaN Delta does not count for the path, so it does not change the bits of other channels. */
 template <bool SLOPE, class C, int TOKENS>
 GT_DEV Paths<TOKENS> store_delta(const Problem& in, const Coordinates<C>& s, const Channel& own,
                                  const ChannelTile<C, TOKENS>& dt, const Numbers<C, TOKENS>& u, int tokens,
@@ -319,7 +323,8 @@ template <class C>
 struct Token {
     float delta[C::COLUMNS], input[C::COLUMNS], B[C::STATES];
 
-    /* addresses: of the thread's first channel in the token's rows, and of its first state element */
+    /* delta_at, input_at: addresses of the thread's first channel.  B_at: address of the thread's first state
+     * element. */
     GT_METHOD void load(uint32_t delta_at, uint32_t input_at, uint32_t B_at) {
         load_vector(delta, delta_at);
         load_vector(input, input_at);
@@ -338,7 +343,8 @@ struct Token {
     }
 };
 
-/* Loads the thread's elements of a state [D,N]; elements outside are 0, and so are all if `from` is NULL. */
+/* Loads the thread's elements of a state [D,N].  Elements outside the state become 0.  If `from` is NULL, all elements
+ * become 0. */
 template <class C>
 GT_DEV void load_state(const Problem& in, const Coordinates<C>& s, const float* from,
                        float (&state)[C::COLUMNS][C::STATES]) {
@@ -364,7 +370,8 @@ GT_DEV void store_state(const Problem& in, const Coordinates<C>& s, float* to,
     }
 }
 
-/* store_state() for memory that is aligned to 16 bytes, if rows are, too. */
+/* store_state() for checkpoints, whose memory is aligned to 16 bytes.  If N is a multiple of 4, rows are aligned, too,
+ * and the stores are 16 bytes wide. */
 template <class C>
 GT_DEV void store_checkpoint(const Problem& in, const Coordinates<C>& s, float* to,
                              const float (&state)[C::COLUMNS][C::STATES]) {
@@ -380,8 +387,8 @@ GT_DEV void store_checkpoint(const Problem& in, const Coordinates<C>& s, float* 
     }
 }
 
-/* Stores the state after a segment that starts from zero, and the sum of the segment's Delta.  Each lane has the sum
- * over its own tokens. */
+/* Stores the state after a segment that starts from zero, and the sum of the segment's Delta, for scan_segments.
+ * deltas: the lane's sum over its own tokens. */
 template <class C>
 GT_DEV void store_segment(const Problem& in, const Coordinates<C>& s, const Span& span,
                           const float (&state)[C::COLUMNS][C::STATES], const Channel& own, const TwoTermSum& deltas) {
@@ -396,8 +403,8 @@ GT_DEV void store_segment(const Problem& in, const Coordinates<C>& s, const Span
     if (own.exists && lane_id() < C::WARP_CHANNELS) in.segments.decays[span.segment_slot * in.D + own.d] = hi + lo;
 }
 
-/* Adds the staged Delta of the lane's channel over the tokens of the lane's rows.  offset: of Delta in shared
- * memory. */
+/* Adds the staged Delta of the lane's channel to `sum`, for the tokens that the lane has loaded.  offset: where Delta
+ * begins in shared memory. */
 template <class C>
 GT_DEV void add_deltas(const Coordinates<C>& s, int offset, int tokens, TwoTermSum& sum) {
     for (int t = lane_id() / C::WARP_CHANNELS; t < tokens; t += C::ROWS)

@@ -1,10 +1,12 @@
-/* gt/scan/step.cuh - selective_scan step: 1 to 16 new tokens of every batch element, with states in slots, in place.
+/* gt/scan/step.cuh - selective_scan step: advances every batch element by 1 to 16 tokens and updates its state in
+ * place.
  *
  *     h <- exp(Delta A) h + Delta u B        y = (<h, C> + Dskip u) silu(z)        token by token
  *
- * TILE.  LANES adjacent lanes own CHANNELS channels.  Each lane has VECS times 4 adjacent elements of a state: 4 lane
- * ... 4 lane + 3, and the same 4 LANES further.  A warp has TILE = 32 / LANES * CHANNELS channels.  The i-th channel of
- * lane group g is number i 32 / LANES + g, so that a warp's loads are adjacent.  No warp waits for another.
+ * TILE.  LANES adjacent lanes own CHANNELS channels.  A lane has VECS vectors of 4 adjacent elements of each state.
+ * Its first vector begins at element 4 lane; if VECS = 2, its second begins 4 LANES elements further.  A warp has TILE
+ * = 32 / LANES * CHANNELS channels.  The i-th channel of lane group g is number i 32 / LANES + g, so that a warp's
+ * loads are adjacent.  No warp waits for another.
  *
  *     N up to   LANES   VECS   CHANNELS    channels of a warp
  *          16       4      1          4    32
@@ -13,22 +15,24 @@
  *         128      32      1          4     4
  *         256      32      2          2     2
  *
- * A lane makes Delta and y of its own channel, which LANES / CHANNELS lanes share; shuffles hand out Delta and Delta u.
- * SUMS OVER n.  A lane adds its elements in order, then a tree adds lanes: first lanes LANES / 2 apart, in the end
- * adjacent lanes.
- * DECAY.  Each element's own exponent z chooses its form (see Path): 2^z, z times a polynomial near 1, or four steps of
- * growth.  A warp skips the forms that none of its elements needs.  So T tokens give the bits of T steps of one token,
- * and a result depends on its own inputs alone.
+ * For Delta and y, each lane has one channel of its own, which LANES / CHANNELS lanes share.  Shuffles hand Delta and
+ * Delta u to all lanes that hold the channel's state.
+ * SUMS OVER n.  A lane adds its elements in order.  Then a tree adds lanes: first lanes LANES / 2 apart, and adjacent
+ * lanes last.
+ * DECAY.  Each element's exponent z chooses how 2^z is computed: by ex2, by a polynomial near 1, or by four steps of
+ * growth (see Path in problem.cuh).  The choice for one element does not depend on other elements.  So T tokens in one
+ * call give the same bits as T calls of one token.  A warp skips the forms that none of its elements needs.
  *
- * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.  While a warp
- * works on one batch element, cp.async copies the state of the next one to shared memory: 4 KB for each warp, two
- * states.  Each lane reads only its own copies, so no barrier is needed.  AnyType loads the state when it needs it.
+ * STATE.  The state stays in registers for all tokens.  It is stored after the last token that the caller commits.
+ * While a warp works on one batch element, cp.async copies the state of the next one to shared memory.  A warp has two
+ * buffers there, 4 KB in all.  Each lane reads only its own copies, so no barrier is needed.  The kernel for AnyType
+ * (unaligned or strided tensors) has no such copies.
  * REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: 8 KB for each block.
- * BYTES per channel: the state once each way, 8 N; A, 4 N from L2, once for the batch elements that a warp takes in
- * turn.  Per token and channel, bf16: u, dt, y (and z) 2 each.
+ * BYTES per channel: 8 N to read and write the state; 4 N for A from L2, once for all batch elements that a warp takes.
+ * Per token and channel, bf16: u, dt, y (and z) 2 each.
  * ISSUE SLOTS per token and element, N = 16: exponent 1, 2^z 1, Delta u B 1, h 1, y 1, the rest about 3.
- * GRID: a strand has G * parts blocks and takes every `strands`-th batch element; a part is WARPS warps of one group.
- * There are as many strands as fit on the GPU at once. */
+ * GRID: a strand is a set of G * parts blocks that covers all channels: a part has STEP_WARPS warps of one group.  A
+ * strand takes every `strands`-th batch element.  There are as many strands as fit on the GPU at once. */
 #ifndef GT_SCAN_STEP_CUH
 #define GT_SCAN_STEP_CUH
 
@@ -38,7 +42,7 @@
 namespace gt {
 namespace scan {
 
-constexpr int STEP_WARPS = 2; /* warps of a block: 8192 channels of one batch element are 128 blocks */
+constexpr int STEP_WARPS = 2; /* warps of a block; so 8192 channels of one batch element make 128 blocks, if N <= 16 */
 
 struct StepParams {
     int64_t B, D, G;
@@ -57,22 +61,22 @@ struct StepParams {
     StepRounding rounding;
     StepElements elements;
     int64_t strands;
-    Divider by_strand, by_group; /* blocks of a strand and of a group */
+    Divider by_strand, by_group; /* divide by the blocks of a strand and of a group */
 };
 
-/* MIXED: states, Dskip and dt_bias have dtypes that are known at run time; else all are fp32. */
+/* MIXED: the dtypes of states, Dskip and dt_bias are known only at run time.  Without MIXED, all of these are fp32. */
 template <int LANES_, int VECS_, bool EXACT_, bool MIXED_>
 struct StepTraits {
     static constexpr int LANES = LANES_, VECS = VECS_, COLUMNS = 4 * VECS, CHANNELS = 16 / COLUMNS;
-    static constexpr int PIECES = CHANNELS * VECS; /* of four numbers, of a lane's state */
+    static constexpr int PIECES = CHANNELS * VECS; /* pieces of four numbers in a lane's state */
     static constexpr bool EXACT = EXACT_;          /* activations are fp32 */
     static constexpr bool MIXED = MIXED_;
     static constexpr int GROUPS = 32 / LANES, TILE = GROUPS * CHANNELS;
-    static constexpr int SAME = LANES / CHANNELS; /* lanes that share one own channel */
+    static constexpr int SAME = LANES / CHANNELS; /* lanes that have the same own channel */
 };
 
-/* The least number of blocks per multiprocessor.  It allows 96 registers, which bf16 with N up to 16 needs, or 128;
- * AnyType gets 204. */
+/* The least number of blocks per multiprocessor, which limits the registers per thread.  10 blocks leave 96 registers,
+ * enough for bf16 with N <= 16; 8 blocks leave 128, and 5 blocks leave 204. */
 template <class T, int LANES>
 struct StepBlocks {
     static constexpr int VALUE = std::is_same<T, AnyType>::value              ? 5
@@ -85,8 +89,9 @@ template <class C>
 struct StepPlace {
     int64_t b, g, channel; /* channel: the warp's first one */
     int channels;          /* existing channels of the warp */
-    int lane, group;       /* lane: index among the lanes of a channel; group: which of these sets of lanes */
-    int own;               /* the lane's own channel, as a number in the warp */
+    int lane, group;       /* lane: index among the LANES lanes of a channel; group: index of this set of lanes in the
+                            * warp */
+    int own;               /* the lane's own channel, as an index in the warp */
 
     GT_METHOD int number(int i) const { return i * C::GROUPS + group; }
     GT_METHOD int column(int v) const { return 4 * lane + 4 * C::LANES * v; }
@@ -94,7 +99,8 @@ struct StepPlace {
     GT_METHOD int valid(int N, int i, int v) const { return number(i) < channels ? N - column(v) : 0; }
 };
 
-/* The lane's position in the activations, and its elements of one token, as loaded. */
+/* The lane's position in the activations, and its elements of one token.  They are converted to fp32 when they are
+ * used. */
 template <class T, class C>
 struct StepInputs {
     TokenCursor<T> B_at, C_at, u_at, z_at;
@@ -131,7 +137,7 @@ struct StepInputs {
     }
 };
 
-/* The forms of decay that a warp's elements need. */
+/* How the elements of a warp compute decays: all as powers of two; some near 1; some with growth beyond fp32. */
 enum Forms { POWERS, SOME_NEAR_ONE, SOME_FAR };
 
 /* 2^z h + added */
@@ -145,7 +151,7 @@ GT_DEV float carry(float z, float h, float added) {
     return sum;
 }
 
-/* Advances by one token.  delta: Delta times log2(e).  y: <h, C> of the lane's own channel. */
+/* Advances the states by one token.  delta: Delta times log2(e).  Returns <h, C> of the lane's own channel. */
 template <int FORMS, class C>
 GT_DEV float advance(float (&h)[C::CHANNELS][C::COLUMNS], const float (&A)[C::CHANNELS][C::COLUMNS],
                      const float (&delta)[C::CHANNELS], const float (&input)[C::CHANNELS], const float (&B)[C::COLUMNS],
@@ -185,7 +191,8 @@ GT_DEV void clear_channel(const StepParams& p, TokenCursor<T> y_at, int t, bool 
         if (writes) y_at.store(0, 0.0f);
 }
 
-/* The state of the warp's channels of a batch element, and its pieces of four numbers. */
+/* state_of(): the batch element's state from the warp's first channel on.  piece_of(): a lane's piece number i of this
+ * state, four numbers. */
 template <class C>
 GT_DEV StepState state_of(const StepParams& p, const StepPlace<C>& s, const StepElement& element) {
     return {p.state, C::MIXED ? p.state_dtype : GT_F32, (element.row * p.D + s.channel) * p.N};
@@ -198,7 +205,8 @@ GT_DEV StatePiece piece_of(const StepPlace<C>& s, int i, int N) {
             s.number(channel) * (int)gt_row_groups(N) + s.column(v) / 4};
 }
 
-/* Starts to copy the state of a batch element to shared memory: one group of copies, empty if there is none. */
+/* Starts to copy the state of a batch element to shared memory, as one cp.async group.  The group is empty if the step
+ * skips the element. */
 template <class C>
 GT_DEV void fetch_state(const StepParams& p, const StepPlace<C>& s, const StepElement& element, uint32_t to) {
     if (!element.is_skipped(p.elements))
@@ -206,12 +214,14 @@ GT_DEV void fetch_state(const StepParams& p, const StepPlace<C>& s, const StepEl
     cp_async_commit();
 }
 
-/* Runs all tokens of the warp's channels of one batch element.  at: the element's state in shared memory (VECTORS). */
+/* Runs all tokens of one batch element for the warp's channels.  at: address of the element's state in shared memory,
+ * if VECTORS. */
 template <class T, class C>
 GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const StepElement& element, uint32_t at,
                           const float (&A)[C::CHANNELS][C::COLUMNS], uint32_t bias_bits, uint32_t skip_bits) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
-    const bool writes = s.lane % C::SAME == 0 && s.own < s.channels; /* y, which SAME lanes have */
+    const bool writes = s.lane % C::SAME == 0 && s.own < s.channels; /* SAME lanes have the same y; one of them stores
+                                                                      * it */
     StepInputs<T, C> inputs(p, s);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.channel + s.own));
     if (element.is_skipped(p.elements)) {
@@ -222,7 +232,7 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const Step
     const StepState state = state_of(p, s, element);
     float h[C::CHANNELS][C::COLUMNS];
     if constexpr (VECTORS) {
-        cp_async_wait<1>(); /* the last group is the next batch element's */
+        cp_async_wait<1>(); /* waits for all groups but the last, which copies the next batch element's state */
         read_step_state<C::PIECES>(h[0], at, state.dtype);
     } else {
         load_step_state<false, C::PIECES>(h[0], state, [&](int i) { return piece_of(s, i, p.N); });
@@ -238,7 +248,7 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const Step
         inputs.move(p); /* the next token's loads reuse the registers of the current one */
         if (t + 1 < element.tokens) inputs.load(p, s);
         const float own = !p.softplus ? dt : C::EXACT ? softplus(dt) : softplus_fast(dt);
-        const float exponent = finite(LOG2_E * own); /* of 2 for A = 1 */
+        const float exponent = finite(LOG2_E * own); /* the exponent of 2 in the decay for A = 1 */
         float delta[C::CHANNELS], input[C::CHANNELS], y;
         GT_UNROLL
         for (int i = 0; i < C::CHANNELS; i++) {
@@ -248,7 +258,7 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const Step
         }
         const int forms = forms_of<C>(A, delta);
         GT_UNROLL
-        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* so 16 exponents are not kept */
+        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* so exponents take no registers */
         if (forms == POWERS)
             y = advance<POWERS, C>(h, A, delta, input, B, Cm, s.lane);
         else if (forms == SOME_NEAR_ONE)
@@ -260,15 +270,15 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const Step
         if (writes) y_at.store(0, y);
         y_at.move(p.y_stride.t);
         if (t + 1 != element.commit) continue;
-        const int N = made_here(p.N); /* otherwise the compiler would keep the addresses of the loads */
+        const int N = made_here(p.N); /* otherwise the addresses of the loads would stay in registers */
         store_step_state<VECTORS, C::PIECES>(
             state, h[0], [&](int i) { return piece_of(s, i, N); }, p.rounding, s.b, s.channel * gt_row_groups(N));
     }
     clear_channel(p, y_at, element.tokens, writes);
 }
 
-/* Loads A of the lane's elements; a missing element is -1, so that it does not choose another form of decay.  This
- * function does not wait for the loads, because the loads of the state follow first. */
+/* Loads A of the lane's elements.  A missing element is -1, so that it does not choose another form of decay.  The
+ * function does not wait for the loads, so the state's loads can follow at once. */
 template <bool VECTORS, class C>
 GT_DEV void load_A(const StepParams& p, const StepPlace<C>& s, float (&A)[C::CHANNELS][C::COLUMNS]) {
     const float* const from = p.A + s.channel * p.N;
@@ -317,7 +327,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
                 next = StepElement(p.elements, s.b + p.strands);
                 fetch_state(p, s, next, other);
             } else {
-                cp_async_commit(); /* an empty group: step_channels counts groups */
+                cp_async_commit(); /* an empty group, because step_channels() counts groups */
             }
             step_channels<T>(p, s, element, at, A, bias, skip);
             element = next;
@@ -329,7 +339,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
 
 /* ---- launch ---------------------------------------------------------------------------------------------------- */
 
-/* Whether rows of A, B, C and states are whole numbers of aligned fours. */
+/* Whether all rows of A, B, C and states consist of aligned vectors of four numbers. */
 static inline bool has_step_vectors(const gt_selective_scan_args& a) {
     const gt_stride4 &B = a.Bm_stride, &C = a.Cm_stride;
     return a.N % 4 == 0 && has_aligned_fours(a.state_out, a.state_dtype) && has_aligned_fours(a.A, GT_F32) &&
@@ -342,8 +352,9 @@ static inline gt_status launch_step_of(const gt_selective_scan_args& a, const De
     using C = StepTraits<LANES, VECS, EXACT, MIXED>;
     constexpr int BLOCK = STEP_WARPS * C::TILE;
     const int64_t parts = (a.D / a.G + BLOCK - 1) / BLOCK, blocks = a.G * parts;
-    /* As many blocks as run at once, so that a warp takes several batch elements in turn.  If one element has more than
-     * half of these blocks, a second round would leave many multiprocessors idle: then a warp takes 4 elements. */
+    /* The grid has as many blocks as run at once, so that a warp takes several batch elements in turn.  If one batch
+     * element needs more than half of these blocks, only one strand would fit, and many multiprocessors would stay
+     * idle.  Then a warp takes 4 batch elements instead. */
     const int64_t at_once = (int64_t)device.multiprocessors * StepBlocks<T, LANES>::VALUE;
     const int64_t count = 2 * blocks > at_once ? (a.B + 3) / 4 : strands(a.B, blocks, at_once);
     StepParams p = {};
@@ -366,7 +377,7 @@ static inline gt_status launch_step_of(const gt_selective_scan_args& a, const De
                p);
 }
 
-/* The kernel that handles N. */
+/* Launches the smallest kernel that handles N. */
 template <class T, bool EXACT, bool MIXED>
 static inline gt_status launch_step_with(const gt_selective_scan_args& a, const Device& device, gt_stream stream) {
     if constexpr (BUILT_N32) {

@@ -1,5 +1,5 @@
-/* gt/scan/table.h - describes selective_scan to the checks of arguments (plain C, shared with the stubs and the CPU
- * twin). */
+/* gt/scan/table.h - describes the sizes and tensors of selective_scan, for the checks of arguments.  It is plain C,
+ * because the stubs and the CPU twin (the reference implementation) use it, too. */
 #ifndef GT_SCAN_TABLE_H
 #define GT_SCAN_TABLE_H
 

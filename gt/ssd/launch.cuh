@@ -1,5 +1,5 @@
-/* gt/ssd/launch.cuh - ssd on the current GPU.  It makes the launches of a plan, each by the family of kernels that
- * choose() has set (any/launch.cuh, mma/launch.cuh, sm90/launch.cuh).  It also defines the struct through which the
+/* gt/ssd/launch.cuh - ssd on the current GPU: makes the launches of a plan.  choose() has set the family of kernels for
+ * each launch (any/launch.cuh, mma/launch.cuh, sm90/launch.cuh).  The file also defines the struct through which the
  * driver calls ssd.  gt/recurrence/driver.cuh has the order of the launches and the C functions. */
 #ifndef GT_SSD_LAUNCH_CUH
 #define GT_SSD_LAUNCH_CUH
@@ -30,7 +30,7 @@ static gt_status launch_states_once(const StatesParams& all, const StatesChoice&
     });
 }
 
-/* If there are several segments, makes the states that they start from, in segments.states. */
+/* If sequences have several segments, computes the segments' first states and stores them in segments.states. */
 template <bool REVERSE>
 static gt_status start_segments(const Problem& in, const float* state_in, int state_in_shared,
                                 const StatesChoice& choice, const Device& device, Chain& chain) {
@@ -43,8 +43,8 @@ static gt_status start_segments(const Problem& in, const float* state_in, int st
     return scan_segments<REVERSE>("ssd scan_segments_kernel", scan_of(in, state_in, state_in_shared), device, chain);
 }
 
-/* Makes checkpoints of h (state_in: the initial states), or with REVERSE checkpoints of G and dstate_in (state_in:
- * dstate_out).  p.state_sum: of strands_of() strands. */
+/* Makes checkpoints of h from the initial states p.state_in.  With REVERSE, makes checkpoints of G and dstate_in;
+ * p.state_in is then dstate_out.  p.state_sum has a row for each of the strands_of() strands. */
 template <bool REVERSE>
 static gt_status launch_states(const StatesParams& p, const StatesChoice& choice, const Device& device, Chain& chain) {
     const gt_status status = start_segments<REVERSE>(p.in, p.state_in, p.state_in_shared, choice, device, chain);
@@ -53,7 +53,7 @@ static gt_status launch_states(const StatesParams& p, const StatesChoice& choice
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-/* Launches forward on tensor cores, or the pass of backward that makes dz. */
+/* Launches forward on tensor cores, or the pass of backward that computes dz. */
 static inline gt_status launch_forward_units(const TensorParams& all, const ForwardChoice& choice, const Device& device,
                                              Chain& chain) {
     const gt_status status =
@@ -68,7 +68,7 @@ static inline gt_status launch_forward_units(const TensorParams& all, const Forw
 }
 
 inline gt_status ForwardPlan::pass(const Device& device, Chain& chain) const {
-    /* the kernels for any size do not take part in a chain */
+    /* kernels for any size do not call wait_for_chain(), so they are launched on the plain stream */
     if (!choice.on_tensor_cores) return launch_forward(any, device, chain.stream);
     return launch_forward_units(tensor, choice.forward, device, chain);
 }

@@ -1,6 +1,7 @@
-/* gt/ssd/plan.cuh - plans of ssd: where all scratch lies, the parameters of kernels, and the slabs of columns that
- * launches take one after another.  The file has no kernels and no launches.  conv_ssd includes it without launch.cuh,
- * because conv_ssd's own kernel runs on the plan of forward. */
+/* gt/ssd/plan.cuh - plans of ssd: where scratch lies, and the parameters of kernels.  If N > 128, launches take slabs
+ * of 128 columns one after another (SLAB in problem.cuh); this file sets the parameters of each slab.  It has no
+ * kernels and no launches.  conv_ssd includes it without launch.cuh, because conv_ssd's own kernel runs on the plan of
+ * forward. */
 #ifndef GT_SSD_PLAN_CUH
 #define GT_SSD_PLAN_CUH
 
@@ -39,13 +40,13 @@ static inline gt_status with_columns(int n, const Launch& launch) {
     return with_columns_from<0, COLUMNS...>(n, launch);
 }
 
-/* launch(T()) for activations of 16 bits. */
+/* Calls launch(T()) with the type of 16-bit activations. */
 template <class Launch>
 static inline gt_status with_type(const Problem& in, const Launch& launch) {
     return in.dtype == GT_BF16 ? with_built<bf16>(launch) : with_built<f16>(launch);
 }
 
-/* Calls launch(T(), number of columns), for the kernels on tensor cores with 16-bit activations. */
+/* Calls launch(T(), number of columns), for MMA and SM90 kernels with 16-bit activations. */
 template <class Launch>
 static inline gt_status dispatch_columns(const Problem& in, const Launch& launch) {
     return with_type(in, [&](auto type) {
@@ -53,7 +54,7 @@ static inline gt_status dispatch_columns(const Problem& in, const Launch& launch
     });
 }
 
-/* Calls launch(number of columns), for the kernels on tensor cores with fp32 activations. */
+/* Calls launch(number of columns), for MMA and SM90 kernels with fp32 activations. */
 template <int... COLUMNS, class Launch>
 static inline gt_status dispatch_fp32(const Problem& in, const Launch& launch) {
     return with_built<float>([&](auto) { return with_columns<COLUMNS...>(in.columns, launch); });
@@ -61,12 +62,13 @@ static inline gt_status dispatch_fp32(const Problem& in, const Launch& launch) {
 
 /* ---- blocks ----------------------------------------------------------------------------------------------------- */
 
-/* The number of blocks for a tile and head: one per segment, but at most `room` blocks in all. */
+/* ANY: the number of strands, that is, of blocks for each tile and head.  There is one strand per segment, unless the
+ * grid would exceed `room` blocks. */
 static inline int64_t strands_for(const Problem& in, int64_t room) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.H * in.tiles, room);
 }
 
-/* The number of blocks of a pass without scratch memory. */
+/* ANY: the number of blocks in the grid of a pass whose blocks have no scratch. */
 static inline int64_t pass_blocks(const Problem& in, const Device& device) {
     return strands_for(in, grid_room(in.sequences, 32, device)) * in.H * in.tiles;
 }
@@ -87,17 +89,18 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
     return {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.H * in.P * in.N, in.H, nullptr};
 }
 
-/* Takes memory for the order of packed sequences, which kernels of 9.0 use; else returns NULL. */
+/* Takes memory for the order of packed sequences, if the call ranks them by length; else returns NULL. */
 static inline int32_t* take_order(Arena& arena, const gt_ssd_args& a, const Choice& choice) {
     return choice.ranks ? arena.take<int32_t>(a.seq_capacity) : nullptr;
 }
 
-/* Takes memory for the partial sums of y or dx that one launch hands to the next.  NULL if there is one launch only. */
+/* Takes memory for the partial sums of y or dx that the launch of a slab hands to the next.  Returns NULL if there is
+ * one slab. */
 static inline float* take_share(Arena& arena, const gt_ssd_args& a) {
     return slabs((int)a.N) > 1 ? arena.take<float>(a.B * a.T * a.H * a.P) : nullptr;
 }
 
-/* The number of tiles of B and C of a call. */
+/* The number of tiles of B and C in a call: two tiles, B and C, for each chunk slot and group. */
 static inline int64_t group_tiles(const Sequences& q, int64_t G) {
     return q.B * chunk_slots(q, CHECKPOINT) * 2 * G * 2;
 }
@@ -108,17 +111,18 @@ static inline GroupTiles take_group_tiles(Arena& arena, const Sequences& q, int6
     return {values, arena.take<float>(tiles * CHUNK)};
 }
 
-/* Takes memory if forward_maps_kernel takes the sizes; else the pointers are NULL. */
+/* Takes memory for B and C as f16 if forward_maps_kernel supports the sizes; else returns NULL pointers. */
 static inline GroupTiles take_groups(Arena& arena, const gt_ssd_args& a, const Problem& in, int units) {
     return has_sizes_of_maps(a, in, units) ? take_group_tiles(arena, sequences_of(a), a.G, SLAB) : GroupTiles();
 }
 
-/* Places of gate_kernel. */
+/* The number of places of gate_kernel (sm90/gate.cuh).  A place is one chunk of a head and a tile of 64 rows. */
 static inline int64_t gate_places(const gt_ssd_args& a) {
     return checkpoint_slots(a) * SLOT_CHUNKS * ((a.P + TILE_P - 1) / TILE_P);
 }
 
-/* dx: NULL, or memory that no kernel overwrites before g has been read. */
+/* Finds memory for g = dy silu(z): the memory of dx, or workspace if dx is NULL.  The caller passes dx only if all
+ * kernels read g before they overwrite it. */
 static inline GatedRows take_gated_rows(Arena& arena, const gt_ssd_args& a, void* dx, const gt_stride& dx_stride) {
     const int64_t row = a.H * a.P;
     GatedRows g = {dx, dx_stride, arena.take<float>(gate_places(a) * BLOCKS)};
@@ -126,7 +130,7 @@ static inline GatedRows take_gated_rows(Arena& arena, const gt_ssd_args& a, void
     return g;
 }
 
-/* in, with g for dy. */
+/* Returns `in` with g in place of dy. */
 static inline Problem with_gated_rows(Problem in, const GatedRows& g) {
     in.z = nullptr;
     in.dy = g.rows, in.dy_stride = g.stride, in.dy_inverses = g.inverses;
@@ -135,23 +139,24 @@ static inline Problem with_gated_rows(Problem in, const GatedRows& g) {
 
 /* ---- tensor maps ------------------------------------------------------------------------------------------------ */
 
-/* Makes a map of states: boxes of `rows` rows by 64 of in.columns columns. */
+/* Makes a tensor map of checkpoints.  A box has `rows` rows by 64 columns. */
 static inline gt_status map_states(TensorMap* map, const Checkpoints& states, const Problem& in, int64_t slots,
                                    int rows) {
     TensorShape shape = {
         {in.columns, in.P, in.sequences.B * in.H * slots}, {in.N, (int64_t)in.P * in.N}, {64, rows, 1}, true};
     if (!states.values) shape.size[0] = 8, shape.size[1] = shape.size[2] = 1;
-    const f16* data = states.values ? states.values : static_cast<const f16*>(in.x); /* for zeros any address does */
+    /* without checkpoints, kernels read only boxes outside the map, which are zeros; so any valid address will do */
+    const f16* data = states.values ? states.values : static_cast<const f16*>(in.x);
     return report(make_tensor_map(map, data, shape), "ssd cuTensorMapEncodeTiled");
 }
 
-/* Needs has_rows(). */
+/* Makes a tensor map of rows_shape().  has_rows() must be true. */
 static inline gt_status map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in) {
     return report(make_tensor_map(map, static_cast<const f16*>(data), rows_shape(stride, in)),
                   "ssd cuTensorMapEncodeTiled");
 }
 
-/* Makes the maps for the outputs of forward's kernel. */
+/* Makes the tensor maps by which the SM90 forward kernel stores y and checkpoints. */
 static inline gt_status map_outputs(HopperForwardParams& p, bool y_by_map) {
     const int64_t slots = chunk_slots(p.in.sequences, CHECKPOINT);
     p.y_map = p.checkpoint_map = TensorMap();
@@ -163,7 +168,7 @@ static inline gt_status map_outputs(HopperForwardParams& p, bool y_by_map) {
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-/* A call's forward. */
+/* The plan of a forward call. */
 struct ForwardPlan {
     static constexpr const char* CLEAR = "ssd clear_unused_kernel";
     Choice choice;
@@ -173,7 +178,7 @@ struct ForwardPlan {
     ForwardParams any;
     size_t bytes, saved;
 
-    gt_status pass(const Device& device, Chain& chain) const; /* launch.cuh */
+    gt_status pass(const Device& device, Chain& chain) const; /* defined in launch.cuh */
 };
 
 /* Takes the scratch of forward on tensor cores. */
@@ -185,7 +190,8 @@ static inline void take_forward(Arena& arena, const gt_ssd_args& a, const Choice
     p.groups = take_groups(arena, a, p.in, choice.forward.units);
 }
 
-/* The size that is enough for tensors of any alignment, because a query may not have the tensors yet. */
+/* The workspace of forward.  It suffices for ANY and for tensor cores, because a query may lack the tensors whose
+ * alignment decides. */
 static inline size_t forward_workspace(const gt_ssd_args& a, const Choice& choice) {
     Arena of_any(nullptr), of_tensor(nullptr);
     TensorParams unused;
@@ -226,17 +232,18 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, const Choice& choic
 /* ---- backward for any size -------------------------------------------------------------------------------------- */
 
 struct AnyBackwardPlan {
-    ForwardParams states; /* h, if forward did not store it */
+    ForwardParams states; /* computes h again, if forward did not store it */
     BackwardParams params;
-    GroupSumParams dB, dC; /* out = NULL: not wanted */
+    GroupSumParams dB, dC; /* out is NULL: the caller does not want it */
     DeltaParams delta;
-    int64_t blocks, windows; /* of backward_kernel; in all */
+    int64_t blocks, windows; /* blocks: of backward_kernel; windows: stretches of 128 tokens in the call, for
+                              * backward_delta_kernel */
 
-    gt_status make_gradients(const Device& device, gt_stream stream) const; /* any/launch.cuh */
+    gt_status make_gradients(const Device& device, gt_stream stream) const; /* both are defined in any/launch.cuh */
     gt_status finish_chunks(gt_stream stream) const;
 };
 
-/* saved: states that forward stored, or NULL pointers. */
+/* Plans backward by ANY.  saved: states that forward stored, or NULL pointers. */
 static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
                                                 RowSums& sums, const Choice& choice, const Device& device) {
     AnyBackwardPlan plan = {};
@@ -257,7 +264,7 @@ static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& are
     dispatch_size(a.N, [&](auto traits) {
         using C = decltype(traits);
         s.scratch = arena.take<float>(plan.blocks * SUB_CHUNKS * TILE_P * C::WIDTH);
-        /* rows of dDskip: per channel, one for every 64 threads; per head, one for every warp */
+        /* rows of partial sums of dDskip: per channel, one row for every 64 threads; per head, one for every warp */
         const int64_t rows = a.Dskip_per_channel ? strands * C::WARPS / 2 : strands * C::WARPS * tiles;
         s.dskip = sums.take(arena, a.dDskip, rows, a.H * (a.Dskip_per_channel ? a.P : 1));
     });
@@ -282,25 +289,27 @@ static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& are
 
 /* ---- backward on tensor cores ----------------------------------------------------------------------------------- */
 
-/* The parameters of all launches. */
+/* The parameters of all launches of backward on MMA or SM90. */
 struct TensorBackwardPlan {
-    StatesParams forward, reverse; /* forward makes h, if forward's call did not store it; reverse makes G */
-    TensorParams gate;             /* makes dz; if rows are not gated first, it is the first kernel and makes h, too */
-    Problem gated;                 /* the inputs of g */
-    GatedRows g;                   /* where choice.gates_rows */
-    GateGradient gradient;         /* where choice.gates_by_y */
+    StatesParams forward, reverse; /* forward: computes h again, if the forward call did not store it; reverse: computes
+                                    * G */
+    TensorParams gate;             /* computes dz; without choice.gates_rows, this launch comes first and computes h,
+                                    * too */
+    Problem gated;                 /* the inputs from which g is computed */
+    GatedRows g;                   /* if choice.gates_rows */
+    GateGradient gradient;         /* if choice.gates_by_y */
     ChunkGradientParams chunks;
-    SplitGradientParams split; /* instead, with fp32 activations */
+    SplitGradientParams split; /* replaces `chunks` with fp32 activations */
     ChunkTimesParams times;
-    int32_t* order;     /* of packed sequences */
-    TokenParams tokens; /* compute capability 9.0 with 16-bit activations */
+    int32_t* order;     /* the order of packed sequences, or NULL */
+    TokenParams tokens; /* SM90 with 16-bit activations */
     Choice choice;
     bool makes_h, makes_G, makes_dz;
-    int64_t rows; /* of the sums of a slab */
+    int64_t rows; /* rows of the partial sums of a slab */
 
-    /* Whether a launch comes before G's. */
+    /* Whether a launch comes before the launch that makes G. */
     bool has_first() const { return makes_h || makes_dz || choice.gates_rows; }
-    /* launch.cuh */
+    /* defined in launch.cuh */
     gt_status make_dz(const Device& device, Chain& chain) const;
     gt_status make_states(const Device& device, Chain& chain) const;
     gt_status make_gradients(const Device& device, Chain& chain) const;
@@ -308,11 +317,12 @@ struct TensorBackwardPlan {
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
 
-/* Rows of the sums of a slab: two per slot, which is the stretch between two checkpoints. */
+/* The number of rows of a slab's partial sums: one for each chunk.  A slot, from one checkpoint to the next, has two
+ * chunks. */
 static inline int64_t slab_rows(const ChunkGradientParams& p) { return p.in.sequences.B * p.slots * 2; }
 
-/* Plans the gradients of chunks with fp32 activations: their sums, and the kernel by token.  c has all parameters but
- * the states. */
+/* Plans the gradients of chunks with fp32 activations: partial sums, and the kernel that then computes ddt for each
+ * token.  c has all parameters but the states. */
 static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const ChunkGradientParams& c, RowSums& sums,
                                      TensorBackwardPlan& plan) {
     SplitGradientParams& s = plan.split;
@@ -333,7 +343,8 @@ static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const C
     t.across = s.across = arena.take<float>(slots * SLOT_SHORTS * Across::COUNT * a.H);
 }
 
-/* Takes the scratch by token of the SM90 kernels for the chunks' gradients, 16-bit activations. */
+/* Takes the scratch with an entry per token, for the SM90 kernels that compute the gradients of chunks with 16-bit
+ * activations. */
 static inline TokenParams plan_tokens(const gt_ssd_args& a, Arena& arena, const Problem& in, int64_t rows,
                                       const Choice& choice) {
     TokenParams t = {};
@@ -356,7 +367,7 @@ static inline TokenParams plan_tokens(const gt_ssd_args& a, Arena& arena, const 
     return t;
 }
 
-/* saved: states that forward stored, or NULL pointers. */
+/* Plans backward by MMA and SM90.  saved: states that forward stored, or NULL pointers. */
 static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
                                                       RowSums& sums, const Choice& choice, const Device& device) {
     TensorBackwardPlan plan = {};
@@ -367,7 +378,8 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     c.slots = chunk_slots(c.in.sequences, CHECKPOINT);
     c.by_tiles = (uint32_t)(((1ull << 32) + c.in.tiles - 1) / c.in.tiles);
     c.in.order = plan.order = take_order(arena, a, choice);
-    /* if a sequence is one slot, the states before and after that slot are the caller's own */
+    /* If a sequence is one slot, the states before and after this slot are the caller's own, and need no
+     * checkpoints. */
     const bool one_slot = a.T <= CHECKPOINT, shared = a.dstate_in && a.state_in_shared;
     plan.makes_h = !a.saved && !(one_slot && !a.state_in);
     plan.makes_G = !one_slot || a.dstate_out || a.dstate_in;
@@ -380,7 +392,8 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (is_split) {
         plan_split_chunks(a, arena, c, sums, plan);
     } else {
-        /* rows of several slabs lie one slab after another */
+        /* With several slabs, the rows of one slab follow the rows of another.  PackedRows cannot describe that, so all
+         * rows are added up. */
         const PackedRows used = slab_count > 1 ? PackedRows() : packed_rows(c.in.sequences, CHECKPOINT, 2);
         c.dA = sums.take(arena, a.dA, plan.rows * slab_count, a.H, used);
         c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H, used);
@@ -389,10 +402,11 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.reverse.state_sum =
         sums.take(arena, shared ? a.dstate_in : nullptr, strands_of(c.in, choice.reverse, device), a.H * a.P * a.N);
     if (is_split)
-        c.dx_share = plan.makes_dz ? take_share(arena, a) : nullptr; /* used for dz alone: the partial sums of dx lie in
-                                                                      * dx */
+        c.dx_share = plan.makes_dz ? take_share(arena, a) : nullptr; /* for dz only: with fp32, dx itself holds its
+                                                                      * partial sums */
     else if ((a.dx || plan.makes_dz) &&
-             slab_count > 1) /* 64 rows of every chunk and tile of a head, which also suffices for dz */
+             slab_count > 1) /* for dx, 64 by 64 numbers for every chunk, head and tile; the size suffices for dz,
+                              * too */
         c.dx_share = arena.take<float>(plan.rows * CHUNK * a.H * c.in.tiles * TILE_P);
     if (!is_split && choice.chunks == Family::SM90) plan.tokens = plan_tokens(a, arena, c.in, plan.rows, choice);
     if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
@@ -412,7 +426,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (!choice.gates_rows) plan.gate.checkpoints = c.h;
     plan.gate.y = a.dz;
     plan.gate.y_stride = a.dz_stride;
-    plan.gate.share = c.dx_share; /* before dx needs it, or after */
+    plan.gate.share = c.dx_share; /* dz uses this memory before or after dx does */
     plan.gate.makes_dz = 1;
     plan.reverse.state_in = a.dstate_out;
     plan.reverse.state_out = shared ? nullptr : a.dstate_in;
@@ -440,15 +454,15 @@ struct BackwardPlan {
     int accumulate;
     size_t bytes, saved;
 
-    /* launch.cuh */
+    /* defined in launch.cuh */
     gt_status make_states(const Device& device, Chain& chain) const;
     gt_status make_gradients(const Device& device, Chain& chain) const;
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
 
-/* The arguments of backward; y is NULL unless backward reads y. */
+/* The arguments of backward, with y = NULL unless backward reads y. */
 static inline gt_ssd_args backward_args(gt_ssd_args a) {
-    if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* also in a query: forward's y may have another layout */
+    if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* so forward's y cannot influence the choice */
     return a;
 }
 
@@ -480,7 +494,7 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& args, const Choice& 
 
 /* ---- slabs of columns ------------------------------------------------------------------------------------------- */
 
-/* Moves a pointer to rows, which may be NULL, by `columns` columns to the first column of a launch. */
+/* Moves a pointer to rows by `columns` columns, to the first column of a launch.  The pointer may be NULL. */
 template <class T>
 static inline void skip_columns(T*& rows, int columns) {
     if (rows) rows += columns;
@@ -533,10 +547,10 @@ static inline void take_slab(ChunkGradientParams& p, int slab) {
     if (p.dbias) p.dbias += sums;
     p.has_share = slab > 0;
     p.leaves_share = slab + 1 < slabs(p.in.N);
-    if (p.leaves_share) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
+    if (p.leaves_share) p.in.Dskip = p.dskip = nullptr; /* only the last slab adds Dskip x and dDskip */
 }
 
-/* take_slab() for fp32 activations, where all launches add to one set of sums. */
+/* take_slab() for fp32 activations.  All launches add to the same partial sums. */
 static inline void take_slab(SplitGradientParams& p, int slab) {
     take_slab(p.in, slab);
     take_slab(p.h, slab);
@@ -544,7 +558,7 @@ static inline void take_slab(SplitGradientParams& p, int slab) {
     skip_columns(p.dBm, slab * SLAB);
     skip_columns(p.dCm, slab * SLAB);
     p.has_share = slab > 0;
-    if (slab + 1 < slabs(p.in.N)) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
+    if (slab + 1 < slabs(p.in.N)) p.in.Dskip = p.dskip = nullptr; /* only the last launch adds Dskip x and dDskip */
 }
 
 /* Calls launch(parameters, slab) for every slab of columns. */

@@ -1,6 +1,7 @@
-/* gt/ssd/segment.cuh - plans of gt_ssd_segment and gt_ssd_segment_backward.  Both take a piece of a sequence: one makes
- * a state from a zero state, the other a gradient from a zero gradient, and each makes the log of the piece's decay.
- * The local pass runs over segments; then a scan finds the piece's end. */
+/* gt/ssd/segment.cuh - plans of gt_ssd_segment and gt_ssd_segment_backward.  Both run over a piece of a sequence.  The
+ * first computes the state after the piece, from a zero state.  The second computes the gradient of the state before
+ * the piece, from a zero gradient.  Both compute the log of the piece's decay.  The piece is cut into segments: the
+ * local pass runs over each of them, and a scan joins them. */
 #ifndef GT_SSD_SEGMENT_CUH
 #define GT_SSD_SEGMENT_CUH
 
@@ -10,8 +11,8 @@
 namespace gt {
 namespace ssd {
 
-/* The arguments, with NULL for every tensor that the pass does not touch, because alignment of such a tensor must not
- * matter. */
+/* Sets every tensor that the pass does not touch to NULL, because the alignment of these tensors must not influence the
+ * choice. */
 template <bool REVERSE>
 static inline gt_ssd_args segment_args(gt_ssd_args a) {
     a.y = a.dx = a.dz = a.ddt = a.dBm = a.dCm = nullptr;
@@ -33,10 +34,10 @@ struct SegmentPlan {
     Problem in;
     Choice choice;
     float *state_out, *decay_out;
-    GatedRows g; /* of a reverse pass, where choice.gates_rows */
+    GatedRows g; /* in a reverse pass with choice.gates_rows */
     size_t bytes;
 
-    gt_status run_local(const Device& device, Chain& stream) const; /* launch.cuh */
+    gt_status run_local(const Device& device, Chain& stream) const; /* defined in launch.cuh */
     gt_status run(const Device& device, Chain& stream) const {
         const gt_status status = run_local(device, stream);
         if (status != GT_OK) return status;

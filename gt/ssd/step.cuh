@@ -1,10 +1,11 @@
-/* gt/ssd/step.cuh - ssd step: 1 to 16 new tokens of every batch element, with states in slots, in place.
+/* gt/ssd/step.cuh - ssd step: advances every batch element by 1 to 16 tokens and updates its state in place.
  *
  *     h <- exp(Delta A) h + Delta x B^T        y = (h C + Dskip x) silu(z)        token by token
  *
- * TILE.  LANES adjacent lanes own ROWS rows p of a head's state.  Each lane has VECS times 4 adjacent columns: 4 lane
- * ... 4 lane + 3, and the same 4 LANES further.  A warp has TILE = 32 / LANES * ROWS rows.  T tokens give the bits of T
- * steps of one token, and a result depends on its own inputs alone.
+ * TILE.  LANES adjacent lanes own ROWS rows p of a head's state.  A lane has VECS vectors of 4 adjacent columns of each
+ * row.  Its first vector begins at column 4 lane; if VECS = 2, its second begins 4 LANES columns further.  A warp has
+ * TILE = 32 / LANES * ROWS rows.  T tokens in one call give the same bits as T calls of one token.  A result does not
+ * depend on other batch elements or heads.
  *
  *     N up to   LANES   VECS   ROWS    rows of a warp
  *          16       4      1      8    64
@@ -12,37 +13,38 @@
  *          64      16      1      8    16
  *         128      16      2   4, 8    8, 16
  *         256      32      2   4, 8    4, 8
- *     states of int8: each lane has 16 adjacent columns, so that one load takes 16 numbers
+ *     int8 states: each lane has 16 adjacent columns, so that one 16-byte load takes them all
  *          64       4      4      4    32
  *         128       8      4      4    16
  *         256      16      4      4    8
  *
- * Calls of more than 4 tokens take the larger ROWS: for each row, a warp then reads B and C of a token half as often.
- * Calls with states of 16 bits take them, too: each lane then has as many bytes in flight as with fp32.
+ * Calls of more than 4 tokens take the larger ROWS, because a warp then reads B and C half as often per row.  Calls
+ * with 16-bit states also take the larger ROWS, so that each lane has as many bytes in flight as with fp32.
  *
- * SUMS OVER n.  A lane adds its columns in order, then a tree adds lanes: first lanes LANES / 2 apart, in the end
- * adjacent lanes.  A stage exchanges half of the remaining rows, so 8 rows take 4 + 2 + 1 + 1 shuffles of 16 lanes.  In
- * the upper half of the lanes, row i is row i ^ ROWS / 2 of the group, so that the first stage needs no selects.  ROWS
- * does not change the tree.
- * DECAY.  Lane t makes Delta and the decay of token t, all tokens at once; shuffles hand them out.  A decay closer to 1
- * than NEAR_ONE is kept as expm1(a).  Any other decay is one number, 1 + expm1(a), whose rounding changes 1 - decay by
- * at most 2^-19 of its value.
+ * SUMS OVER n.  A lane adds its columns in order.  Then a tree adds lanes: first lanes LANES / 2 apart, and adjacent
+ * lanes last.  In each stage, two lanes exchange half of their remaining rows.  So with 16 lanes, 8 rows take 4 + 2 + 1
+ * + 1 shuffles.  The upper half of the lanes keeps its rows in another order: row i is row i ^ ROWS / 2 of the group.
+ * So the first stage needs no selects.  ROWS does not change the tree, so it does not change the bits.
+ * DECAY.  Lane t computes Delta and the decay of token t, so all tokens are done at once.  Shuffles then hand them to
+ * all lanes.  If -NEAR_ONE < a < 0.05, the decay is kept as expm1(a).  Otherwise it is the single number exp(a), whose
+ * rounding changes 1 - exp(a) by at most 2^-19 of its value.
  *
- * INPUTS.  Before it loads its state, a block copies all tokens of B, C and of its rows of x and z to shared memory
- * (cp.async); there is one barrier.  Copied token by token, each token would wait for L2: 16 tokens took 1.2 times as
- * long.
- * STATE.  It stays in registers for all tokens, and is stored after the last token to commit.  A state of int8 has a
- * scale for each row p.  Each lane then finds the largest magnitude of its columns, and a butterfly joins the lanes:
- * log2(LANES) shuffles a row.
- * REGISTERS: 32 or 64 numbers of the state; B, C, x and z of the current token and of the next one.
- * SHARED MEMORY: T (2 columns + rows of the block, twice with z) elements.  N = 128, 32 rows, bf16: 576 bytes per
- * token.
- * BYTES per row: the state once each way, 8 N; with int8 2 N + 8.  Per token and row, bf16: x, y (and z) 2 each.  Per
- * token and block: B and C 4 N, mostly from L2.
- * ISSUE SLOTS per row and token, N = 128: 8 multiply-adds and products on the state, or 12 where the decay is near 1.
- * 4 for y, and about 4 for sums, x, B, C and the rest.
- * GRID: a strand has H * parts blocks; a part is up to WARPS warps of one head.  There is a strand for every batch
- * element, up to the limit of a grid. */
+ * INPUTS.  First a block copies B, C and its rows of x and z for all tokens to shared memory, by cp.async.  Then it
+ * loads its state, and one barrier completes the copies.  If the block copied one token at a time, each token would
+ * wait for L2, and 16 tokens would take 1.2 times as long.
+ * STATE.  The state stays in registers for all tokens.  It is stored after the last token that the caller commits.  An
+ * int8 state has a scale for each row p.  To find the scale, each lane takes the largest magnitude of its columns, and
+ * log2(LANES) shuffles per row combine the lanes.
+ * REGISTERS: 32 or 64 numbers of the state; B, C, x and z of the current token and the next one.
+ * SHARED MEMORY: for each token B, C and the block's rows of x (and z).  With N = 128, 32 rows and bf16 this is 576
+ * bytes per token without z.
+ * BYTES per row: 8 N to read and write an fp32 state, or 2 N + 8 for int8.  Per token and row, bf16: x, y (and z) 2
+ * each.  Per token and block: 4 N for B and C together, mostly from L2.
+ * ISSUE SLOTS of a warp per row and token, N = 128: 8 to advance the state, or 12 if the decay is near 1; 4 for y;
+ * about 4 for sums, x, B, C and the rest.
+ * GRID: a strand is a set of H * parts blocks that covers all rows: a part is up to STEP_WARPS warps of one head.
+ * Every batch element has its own strand, unless the grid would become too large.  Then strands take several batch
+ * elements in turn. */
 #ifndef GT_SSD_STEP_CUH
 #define GT_SSD_STEP_CUH
 
@@ -54,8 +56,8 @@ namespace ssd {
 
 using namespace ssm;
 
-constexpr int STEP_WARPS = 5; /* most warps of a block: 10 tiles of a head (P = 80) are then two blocks without idle
-                               * warps */
+constexpr int STEP_WARPS = 5; /* most warps of a block; 10 tiles of a head (P = 80) make two blocks of 5 warps, so no
+                               * warp is idle */
 constexpr float NEAR_ONE = 0x1p-6f;
 
 struct StepParams {
@@ -72,13 +74,13 @@ struct StepParams {
     void* state; /* [slot_capacity,H,P,N] */
     int64_t row_stride;
     gt_dtype state_dtype;
-    float* scale; /* [slot_capacity,H,P], of a state of int8 */
+    float* scale; /* [slot_capacity,H,P]: scales of int8 states */
     int64_t scale_stride;
     StepRounding rounding;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
     StepElements elements;
     int64_t strands;
-    Divider by_strand, by_head, by_group; /* by_strand, by_head: blocks of a strand and of a head; by_group: heads of a
+    Divider by_strand, by_head, by_group; /* divide by the blocks of a strand, the blocks of a head and the heads of a
                                            * group */
 };
 
@@ -87,22 +89,23 @@ struct StepTraits {
     static constexpr int LANES = LANES_, VECS = VECS_, ROWS = ROWS_;
     static constexpr bool IS_INT8 = false;
     static constexpr int COLUMNS = 4 * VECS, GROUPS = 32 / LANES, TILE = GROUPS * ROWS;
-    static constexpr int FIRST = 4, NEXT = 4 * LANES; /* columns from lane to lane, and from vector to vector */
+    static constexpr int FIRST = 4, NEXT = 4 * LANES; /* the step in columns from lane to lane, and from vector to
+                                                       * vector */
     static constexpr int HALF = ROWS / 2, HALF_LANES = LANES / 2;
-    /* After the sum a lane holds HELD rows, and SAME adjacent lanes hold the same rows. */
+    /* After the sum over lanes, a lane holds the sums of HELD rows, and SAME adjacent lanes hold the same sums. */
     static constexpr int HELD = HALF > HALF_LANES ? HALF / HALF_LANES : 1;
     static constexpr int SAME = HALF_LANES > HALF ? HALF_LANES / HALF : 1;
 };
 
-/* For a state of int8. */
+/* StepTraits for int8 states. */
 template <int LANES>
 struct Int8StepTraits : StepTraits<LANES, 4, 4> {
     static constexpr bool IS_INT8 = true;
     static constexpr int FIRST = 16, NEXT = 4;
 };
 
-/* The least number of blocks per multiprocessor.  It allows 15 or 20 warps with loads of 4 KB each in flight, or 10 to
- * 15 warps with loads of 8 KB. */
+/* The least number of blocks per multiprocessor, which limits the registers per thread.  So 15 or 20 warps with 4 KB of
+ * loads each are in flight, or 10 to 15 warps with 8 KB each. */
 template <class T, int VECS, int ROWS>
 struct StepBlocks {
     static constexpr bool IS_WIDE = VECS * ROWS > 8;
@@ -113,7 +116,8 @@ struct StepBlocks {
 
 constexpr int INT8_STEP_WARPS = 4;
 
-/* The same for states of int8: 16 warps with loads of 2 KB each in flight, or 12 warps for types that would spill. */
+/* StepBlocks for int8 states: 16 warps with 2 KB of loads each are in flight.  Types that would spill get 12 or 8
+ * warps. */
 template <class T>
 struct Int8StepBlocks {
     static constexpr int VALUE = std::is_same<T, AnyType>::value ? 2 : std::is_same<T, bf16>::value ? 4 : 3;
@@ -126,11 +130,11 @@ struct StepPlace {
     int h, g;
     int block_row;    /* first row of the block */
     int lane;         /* index among the lanes of a row */
-    int first, other; /* the lane's first HALF of ROWS rows begin with `first`, the rest with `other` */
+    int first, other; /* the lane's ROWS rows are two runs of HALF rows: one begins at `first`, the next at `other` */
     int held;         /* first of the rows whose y the lane holds */
-    bool writes;      /* this lane stores y; the lanes beside it hold the same y */
+    bool writes;      /* this lane stores y; the other SAME - 1 lanes with the same y do not */
 
-    /* The warp's rows begin with `tile`. */
+    /* Sets the lane's rows.  tile: the warp's first row. */
     GT_METHOD void take_rows(int tile) {
         lane = lane_id() % C::LANES;
         const bool is_upper = lane >= C::HALF_LANES;
@@ -168,7 +172,7 @@ GT_DEV TokenScale token_scale(const DeltaRule& rule, float dt, float A) {
 }
 
 /* ---- inputs in shared memory ---------------------------------------------------------------------------------------
- * A block keeps all tokens of B, C and of its rows of x and z there.  Loaded token by token, each would wait for L2. */
+ * A block keeps B, C and its rows of x and z of all tokens there (INPUTS above). */
 
 /* The type of a number in shared memory. */
 template <class T>
@@ -180,11 +184,11 @@ struct SharedElement<AnyType> {
     using Type = float;
 };
 
-/* Numbers of a token in shared memory: B, C, the block's rows of x, and the rows of z if there is z.  NP: columns of B
- * and of C; from column N on they are 0. */
+/* The size of a token in shared memory, in numbers: B, C, the block's rows of x, and the rows of z if there is z.  NP:
+ * columns of B and of C in shared memory; columns from N on are 0. */
 GT_HD int shared_pitch(int NP, int rows, bool has_z) { return 2 * NP + (has_z ? 2 : 1) * rows; }
 
-/* COUNT adjacent numbers, as loaded. */
+/* COUNT adjacent numbers from shared memory.  get() converts them to fp32. */
 template <class T, int COUNT>
 struct SharedPiece {
     Vec<T, COUNT> bits;
@@ -195,8 +199,8 @@ struct SharedPiece {
 template <int COUNT>
 struct SharedPiece<AnyType, COUNT> : SharedPiece<float, COUNT> {};
 
-/* Copies COPY adjacent numbers to shared memory.  valid: how many of them exist, all or none; missing numbers become 0.
- * If T is a dtype's own type, copies are complete after cp_async_wait. */
+/* copy_piece() copies COPY adjacent numbers to shared memory.  valid: how many of them exist, all or none; missing
+ * numbers become 0.  Unless T is AnyType, the copies are complete only after cp_async_wait. */
 template <class T>
 constexpr int COPY = std::is_same<T, AnyType>::value ? 1 : 4;
 
@@ -211,26 +215,28 @@ GT_DEV void copy_piece(uint32_t to, const TokenCursor<T>& from, int valid) {
     }
 }
 
-/* A lane's inputs of one token: z, and B, C and x, which a derived type has copied to shared memory.  Rows beyond the
- * head may hold anything. */
+/* A lane's inputs of one token: B, C, x and z.  A derived type copies them to shared memory.  Rows beyond the head may
+ * hold any values, because no result uses them. */
 template <class T, class C>
 struct SharedInputs {
     static constexpr uint32_t SIZE = sizeof(typename SharedElement<T>::Type);
     static constexpr int NP = C::LANES * C::COLUMNS;
-    uint32_t at, pitch; /* in bytes: at, the lane's columns of the current token; pitch, the size of a token */
+    uint32_t at, pitch; /* at: address of the current token; pitch: size of a token in bytes */
     SharedPiece<T, 4> B[C::VECS], Cm[C::VECS];
     SharedPiece<T, C::HALF> x, other;
     SharedPiece<T, 1> held[C::HELD], z[C::HELD]; /* for the rows whose y the lane holds */
 
     GT_METHOD static int rows() { return block_threads() / 32 * C::TILE; }
 
-    /* Where number n of B and C lies.  Adjacent lanes load their vector v from adjacent places, in different banks. */
+    /* The index in shared memory of number n of B and C.  For int8 states, vectors v of adjacent lanes become adjacent,
+     * so that lanes load from different banks. */
     GT_METHOD static int place(int n) {
         if (!C::IS_INT8) return n;
         const int column = n % NP, vector = column / 4;
         return n - column + 4 * (vector % C::VECS * C::LANES + vector / C::VECS) + column % 4;
     }
-    /* Copies numbers first ... end - 1 of all tokens.  Each copy of a thread belongs to one tensor. */
+    /* Copies numbers first to end - 1 of every token, counted in the order B, C, x, z.  One copy never covers two
+     * tensors. */
     GT_METHOD static void copy(const StepParams& p, const StepPlace<C>& s, int first, int end) {
         const uint32_t token = SIZE * (uint32_t)shared_pitch(NP, rows(), p.z);
         for (int n = first + COPY<T> * thread_id(); n < end; n += COPY<T> * block_threads()) {
@@ -272,18 +278,19 @@ struct SharedInputs {
     GT_METHOD void move() { at += pitch; }
 };
 
-/* SharedInputs that copies B, C and x from memory.  The constructor issues all loads, before the loads of the state. */
+/* SharedInputs that are copied from the tensors of the call.  The constructor issues all copies, before the loads of
+ * the state. */
 template <class T, class C>
 struct StepInputs : SharedInputs<T, C> {
     GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s, const StepElement&) {
         using Base = SharedInputs<T, C>;
         Base::copy(p, s, 0, shared_pitch(Base::NP, Base::rows(), p.z));
     }
-    /* Called when the loads of the state are in flight, before the first token. */
+    /* Called after the loads of the state are issued, before the first token. */
     GT_METHOD void begin(const StepParams& p, const StepPlace<C>& s) { SharedInputs<T, C>::meet(p, s); }
 };
 
-/* Advances the lane's rows by one token.  sums: h C of these rows over the lane's columns. */
+/* Advances the lane's rows by one token.  sums[i]: row i of h C, summed over the lane's columns only. */
 template <bool IS_CLOSE, class C>
 GT_DEV void advance_rows(float (&h)[C::ROWS][C::COLUMNS], float factor, const float (&input)[C::ROWS],
                          const float (&B)[C::COLUMNS], const float (&Cm)[C::COLUMNS], float (&sums)[C::ROWS]) {
@@ -298,7 +305,8 @@ GT_DEV void advance_rows(float (&h)[C::ROWS][C::COLUMNS], float factor, const fl
     }
 }
 
-/* Sums over the LANES lanes.  sums[0 ... HELD-1] become the sums of the rows that the lane holds. */
+/* Adds `sums` over the LANES lanes.  Then sums[0] to sums[HELD-1] are the totals of the rows from StepPlace::held
+ * on. */
 template <class C>
 GT_DEV void sum_lanes(float (&sums)[C::ROWS], int lane) {
     float half[C::HALF];
@@ -319,8 +327,9 @@ GT_DEV void clear_rows(const StepParams& p, TokenCursor<T> y_at, int t, int writ
     }
 }
 
-/* Runs all tokens of the warp's rows of one batch element.  Inputs: StepInputs, or a type with its members (conv_ssd).
- * MIXED: state, Dskip and dt_bias have dtypes that are known at run time; else all are fp32. */
+/* Runs all tokens of one batch element for the warp's rows.  Inputs: StepInputs, or conv_ssd's type with the same
+ * members.  MIXED: the dtypes of state, Dskip and dt_bias are known only at run time.  Without MIXED, all of these are
+ * fp32. */
 template <class T, class Inputs, bool MIXED, class Params, class C>
 GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
@@ -332,8 +341,8 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
     if (lane_id() < p.elements.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
     Inputs inputs(p, s, element);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.h) + s.held);
-    const int writes = s.writes ? p.P - s.held : 0; /* existing rows from `held` on, of which the lane stores up to
-                                                     * HELD */
+    const int writes = s.writes ? p.P - s.held : 0; /* how many rows from `held` on the lane may store; it stores HELD
+                                                     * at most */
     if (element.is_skipped(p.elements)) {
         cp_async_wait<0>();
         clear_rows<T, C>(p, y_at, 0, writes);
@@ -410,7 +419,7 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
         }
         y_at.move(p.y_stride.t);
         if (t + 1 != element.commit) continue;
-        const int N = made_here(p.N); /* otherwise the compiler would keep the addresses of the loads above */
+        const int N = made_here(p.N); /* otherwise the addresses of the loads above would stay in registers */
         const int64_t first_group = s.h * (p.P * gt_row_groups(N));
         if constexpr (C::IS_INT8)
             store_int8_state<VECTORS, C::ROWS, C::VECS, 4, C::LANES, C::HALF>(
@@ -425,13 +434,14 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
 template <class T, class C, bool MIXED>
 GT_DEV void step_block(const StepParams& p) {
     StepPlace<C> s;
-    release_chain(); /* in a step of wkv_ssm wkv6's kernel follows; it shares no memory with this kernel */
+    release_chain(); /* In a step of wkv_ssm, wkv6's kernel follows.  It shares no memory with this kernel, so it may
+                      * start early. */
     int in_strand, part, in_group;
     const int strand = divide(block_x(), p.by_strand, &in_strand);
     s.h = divide(in_strand, p.by_head, &part);
     s.g = divide(s.h, p.by_group, &in_group);
     s.block_row = part * (block_threads() / 32) * C::TILE;
-    s.take_rows(s.block_row + warp_id() * C::TILE); /* a warp without rows loads, too */
+    s.take_rows(s.block_row + warp_id() * C::TILE); /* a warp without rows takes part in the copies, too */
     for (s.b = strand; s.b < p.B; s.b += p.strands) {
         step_rows<T, StepInputs<T, C>, MIXED>(p, s);
         if (s.b + p.strands < p.B) sync_threads(); /* before shared memory is written again */
@@ -452,8 +462,8 @@ step_int8_kernel(const GT_GRID_CONSTANT StepParams p) {
 
 /* ---- launch ---------------------------------------------------------------------------------------------------- */
 
-/* Whether rows of x, z, B and C are whole numbers of aligned fours, and rows of states, too; of int8, whole numbers of
- * 16 bytes. */
+/* Whether all rows of x, z, B, C and states consist of aligned vectors of four numbers, or of 16 numbers for int8
+ * states. */
 static inline bool has_step_vectors(const gt_ssd_args& a) {
     if (a.state_dtype == GT_INT8 && (a.N % 16 || (uintptr_t)a.state_out % 16 || a.state_out_stride % 16)) return false;
     return a.N % 4 == 0 && a.P % 4 == 0 && has_aligned_fours(a.state_out, dtype_or_fp32(a.state_dtype)) &&
@@ -464,7 +474,7 @@ static inline bool has_step_vectors(const gt_ssd_args& a) {
 
 /* The blocks that share a head's rows, and the warps of each block. */
 struct StepGrid {
-    int64_t parts, warps; /* blocks of a head, warps of a block */
+    int64_t parts, warps; /* parts: blocks of a head; warps: warps of a block */
     StepGrid(int64_t P, int tile, int most_warps) {
         const int64_t tiles = (P + tile - 1) / tile;
         parts = (tiles + most_warps - 1) / most_warps;
@@ -495,9 +505,8 @@ static inline StepParams step_params_of(const gt_ssd_args& a, const StepGrid& gr
     return p;
 }
 
-/* Calls launch(StepTraits) with the traits for N.  A lane has twice the rows if there are 5 tokens or more, or if the
- * state has 16 bits: then its loads in flight have as many bytes as those of fp32.  Every multiprocessor must still get
- * 8 warps. */
+/* Calls launch(StepTraits) with the traits for N.  If N > 64, a lane may get 8 rows instead of 4.  This requires 5
+ * tokens or more, or a 16-bit state (TILE above), and 8 warps for every multiprocessor. */
 template <class T, class Launch>
 static inline gt_status with_step_size(const gt_ssd_args& a, const Device& device, const Launch& launch) {
     if constexpr (BUILT_N32) {
@@ -547,8 +556,8 @@ static inline gt_status launch_int8_step(const gt_ssd_args& a, Chain& chain) {
     return a.N <= 128 ? launch_int8_step_of<T, 8>(a, chain) : launch_int8_step_of<T, 16>(a, chain);
 }
 
-/* Launches the step kernel.  It is a template so that files which include this file for device code do not compile the
- * kernels again. */
+/* Launches the step kernel.  The function is a template, so a file that includes this one only for device code does not
+ * compile the kernels again. */
 template <class Stream>
 static inline gt_status launch_step(const gt_ssd_args& a, const Device& device, Stream& chain) {
     if (a.T == 0) return GT_OK;

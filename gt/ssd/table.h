@@ -1,4 +1,5 @@
-/* gt/ssd/table.h - describes ssd to the checks of arguments (plain C, shared with the stubs and the CPU twin). */
+/* gt/ssd/table.h - describes the sizes and tensors of ssd, for the checks of arguments.  It is plain C, because the
+ * stubs and the CPU twin (the reference implementation) use it, too. */
 #ifndef GT_SSD_TABLE_H
 #define GT_SSD_TABLE_H
 
@@ -25,7 +26,7 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
         (status = gt_resolve_rounding(a->rounding_seed, a->rounding_steps, a->state_dtype, pass, dims)) ||
         (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
-    dims->n['Z' - 'A'] = gt_times(a->P, a->N); /* a state's numbers, which share one decay */
+    dims->n['Z' - 'A'] = gt_times(a->P, a->N); /* numbers of a head's state, which share one decay */
     if (pass == GT_STEP || a->slots) a->slot_capacity = dims->n['Q' - 'A'];
     return GT_OK;
 }

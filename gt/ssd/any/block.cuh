@@ -1,5 +1,5 @@
-/* gt/ssd/any/block.cuh - ssd for any size: the tokens, rows and columns of a block and of a thread, and the products of
- * a sub-chunk of 16 tokens. */
+/* gt/ssd/any/block.cuh - ssd for any size: which tokens, rows and columns a block and a thread take, and the products
+ * of a sub-chunk of 16 tokens. */
 #ifndef GT_SSD_ANY_BLOCK_CUH
 #define GT_SSD_ANY_BLOCK_CUH
 
@@ -11,34 +11,37 @@ namespace ssd {
 
 constexpr int SUB_CHUNK = 16; /* tokens handled together */
 constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
-constexpr int PITCH = SUB_CHUNK + 1; /* row pitch of a matrix of token pairs in shared memory */
+constexpr int PITCH = SUB_CHUNK + 1; /* row pitch of a matrix of token pairs in shared memory, in floats */
 
-/* A block holds 64 rows p of a state and all its columns n in registers.  A lane of a warp has two indices: p lane 0..7
- * and n lane 0..3.  It has rows 4 p_lane + 0..3 and 32 + 4 p_lane + 0..3, and RN columns from (4 warp + n lane) RN on.
- * So the 4 WARPS n lanes of a block hold WIDTH columns.  Sums over p stay in a warp; sums over n end in shared memory.
- * Offsets are in floats. */
+/* A block holds 64 rows p of a state and all its columns n in registers.  A lane has two indices: its p lane is lane %
+ * 8, and its n lane is 4 warp + lane / 8.  A thread has rows 4 p_lane to 4 p_lane + 3 and the 4 rows 32 below them, and
+ * RN columns from column n_lane RN on.  So the 4 WARPS n lanes of a block hold WIDTH columns.  A sum over p needs one
+ * warp only; a sum over n adds up the warps in shared memory.  The offsets below count floats in shared memory; their
+ * comments give the shapes of arrays. */
 template <int RN_, int WARPS_>
 struct Traits {
     static constexpr int RN = RN_, WARPS = WARPS_, THREADS = 32 * WARPS;
     static constexpr int WIDTH = 4 * WARPS * RN;
-    static constexpr int ROUND = 32 / WARPS;                   /* tokens whose sums over n are made together */
+    static constexpr int ROUND = 32 / WARPS;                   /* tokens whose sums over n are computed together */
     static constexpr int X = 0;                                /* [16][64] */
     static constexpr int B = X + SUB_CHUNK * TILE_P;           /* [16][WIDTH] */
     static constexpr int C = B + SUB_CHUNK * WIDTH;            /* [16][WIDTH] */
     static constexpr int PARTIAL = C + SUB_CHUNK * WIDTH;      /* [WARPS][ROUND][64] */
     static constexpr int S = PARTIAL + WARPS * ROUND * TILE_P; /* [16][PITCH], S_ts */
-    static constexpr int DELTA = S + SUB_CHUNK * PITCH;        /* [16]; the next arrays hold a, pre, suf, Delta suf */
+    static constexpr int DELTA = S + SUB_CHUNK * PITCH;        /* [16]; LOG, PRE, SUF and WEIGHT hold a, pre, suf and
+                                                                * Delta suf */
     static constexpr int LOG = DELTA + SUB_CHUNK, PRE = LOG + SUB_CHUNK, SUF = PRE + SUB_CHUNK;
     static constexpr int WEIGHT = SUF + SUB_CHUNK;
-    static constexpr int SCALE = WEIGHT + SUB_CHUNK; /* keep, factor, E, log E */
-    static constexpr int POSITION = SCALE + 4;       /* see Position::enter */
-    static constexpr int GATE = POSITION + 12;       /* [16][64], made of z */
+    static constexpr int SCALE = WEIGHT + SUB_CHUNK; /* keep and factor of the state's Scale, E, log E */
+    static constexpr int POSITION = SCALE + 4;       /* what Position::enter() stores */
+    static constexpr int GATE = POSITION + 12;       /* [16][64]: forward silu(z), backward dy silu'(z) */
     static constexpr int FORWARD_END = GATE + SUB_CHUNK * TILE_P;
     static constexpr int DY = FORWARD_END;                     /* [16][64] */
     static constexpr int R = DY + SUB_CHUNK * TILE_P;          /* [16][PITCH], Delta_s R_ts */
     static constexpr int PAIR = R + SUB_CHUNK * PITCH;         /* [16][PITCH], c_ts */
     static constexpr int BEFORE = PAIR + SUB_CHUNK * PITCH;    /* [16][PITCH], sum_{s<k} Delta_s c_ts */
-    static constexpr int E_PARTS = BEFORE + SUB_CHUNK * PITCH; /* [WARPS][16], e_t; f_s; <G,h> */
+    static constexpr int E_PARTS = BEFORE + SUB_CHUNK * PITCH; /* partial sums of the warps: e_t and f_s [WARPS][16]
+                                                                * each; Z_PARTS: <G,h> [WARPS] */
     static constexpr int F_PARTS = E_PARTS + WARPS * SUB_CHUNK, Z_PARTS = F_PARTS + WARPS * SUB_CHUNK;
     static constexpr int BACKWARD_END = Z_PARTS + WARPS;
     static_assert(DY % 4 == 0, "its rows are read in 16-byte pieces");
@@ -50,16 +53,17 @@ GT_HD int64_t windows_of(int64_t T) { return (T + CHECKPOINT - 1) / CHECKPOINT; 
 
 /* ---- where a block stands --------------------------------------------------------------------------------------- */
 
-/* The position of a block and a thread.  A block has one tile of one head.  It belongs to strand block_x() / (H tiles)
- * and takes the strand's segments in turn. */
+/* The position of a block and a thread.  A block has one tile of one head.  The blocks of a tile and head share all
+ * segments: with S of these blocks, block number s takes segments s, s + S, and so on.  This number is the block's
+ * strand, block_x() / (H tiles). */
 template <class C>
 struct Position {
     uint32_t smem;
     int64_t b;
     int h, g, tile;
-    int64_t end;            /* the first token after the current segment, of batch element b */
-    int p0, rows;           /* first row of the block's tile, and the number of existing rows */
-    int p_lane, n_lane, n0; /* n_lane counts over the block; n0 is the thread's first column */
+    int64_t end;            /* the first token after the current segment, in batch element b */
+    int p0, rows;           /* p0: first row of the block's tile; rows: the number of existing rows */
+    int p_lane, n_lane, n0; /* n_lane: index in the block; n0: the thread's first column */
 
     GT_METHOD explicit Position(const Problem& in) {
         const int heads = (int)in.H; /* at most the number of blocks, so 32 bits suffice */
@@ -77,9 +81,9 @@ struct Position {
     }
     GT_METHOD uint32_t address(int offset) const { return smem + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
-    /* Between enter() and recall() the segment lies in shared memory.  So registers do not keep the first address of
-     * every tensor, 64 bits each, from sub-chunk to sub-chunk.  All threads call both functions; recall() returns the
-     * segment's first token. */
+    /* enter() stores the segment in shared memory, and recall() loads it again for each sub-chunk.  So the compiler
+     * does not keep a 64-bit address of every tensor in registers from sub-chunk to sub-chunk.  All threads call both
+     * functions.  recall() returns the segment's first token. */
     GT_METHOD void enter(const Span& span) {
         sync_threads(); /* other threads may still read the previous segment */
         if (thread_id() == 0) {
@@ -102,27 +106,28 @@ struct Position {
         return lds<int64_t>(address(C::POSITION + 4));
     }
     GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(address(C::POSITION + 8)); }
-    /* adds log E of the staged sub-chunk to the segment's sum */
+    /* adds log E of the staged sub-chunk to the sum that store_segment() stores */
     GT_METHOD void add_log() const {
         if (thread_id() != 0) return;
         TwoTermSum sum = lds<TwoTermSum>(address(C::POSITION + 10));
         sum.add(value(C::SCALE + 3));
         sts<TwoTermSum>(address(C::POSITION + 10), sum);
     }
-    /* the tile's row that is the thread's i-th of 8 rows */
+    /* the thread's i-th row, as an index in the tile */
     GT_METHOD int row(int i) const { return 4 * p_lane + i + (i < 4 ? 0 : 28); }
-    /* the thread's 8 rows of a vector of 64 */
+    /* loads the thread's 8 rows of a vector of 64 */
     GT_METHOD void load_p(float (&v)[8], int offset) const {
         const float4 a = lds<float4>(address(offset + 4 * p_lane));
         const float4 b4 = lds<float4>(address(offset + 32 + 4 * p_lane));
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
         v[4] = b4.x, v[5] = b4.y, v[6] = b4.z, v[7] = b4.w;
     }
-    /* the thread's columns of a vector of WIDTH */
+    /* loads the thread's columns of a vector of WIDTH */
     GT_METHOD void load_n(float (&v)[C::RN], int offset) const { load_vector(v, address(offset + n0)); }
 };
 
-/* launched_strands(): the number of blocks of a tile and head.  own_strand(): this block's number among them. */
+/* launched_strands(): the number of strands, that is, of blocks for each tile and head.  own_strand(): the block's
+ * strand. */
 GT_DEV int64_t launched_strands(const Problem& in) { return grid_x() / ((int)in.H * in.tiles); }
 GT_DEV int64_t own_strand(const Problem& in) { return block_x() / ((int)in.H * in.tiles); }
 
@@ -144,7 +149,7 @@ GT_DEV Rows group_rows(const Problem& in, const Position<C>& s, const void* data
 
 /* ---- a sub-chunk ------------------------------------------------------------------------------------------------ */
 
-/* Makes Delta, and all factors that follow from a, by the first warp.  Tokens beyond the sequence have Delta = 0. */
+/* The first warp computes Delta and all decay factors of a sub-chunk.  Tokens beyond the segment have Delta = 0. */
 template <class C>
 GT_DEV void stage_decays(const Problem& in, const Position<C>& s, int64_t first) {
     if (warp_id() != 0) return;
@@ -156,7 +161,7 @@ GT_DEV void stage_decays(const Problem& in, const Position<C>& s, int64_t first)
         delta = delta_of(in.rule, dt + bias).value;
     }
     const float a = delta * in.A[s.h];
-    float before = a, after = a; /* sums through and from this token; a = 0 beyond lane 15 */
+    float before = a, after = a; /* sums of a through this token, and from this token on; a = 0 beyond lane 15 */
     GT_UNROLL
     for (int d = 1; d < SUB_CHUNK; d *= 2) {
         const float left = shfl_up(before, d), right = shfl_down(after, d);
@@ -182,9 +187,10 @@ GT_DEV void stage_decays(const Problem& in, const Position<C>& s, int64_t first)
     }
 }
 
-/* Makes the products of all pairs of rows t of `left` and s of `right`, by warps 0 to 3.  A row has K values, a
- * multiple of 4.  A thread makes t = 4 warp + 0..3, s = 4 (lane / 8) + 0..3 over an eighth of the values.  It keeps two
- * of the sums: t = 4 warp + lane % 8 / 2, s = 4 (lane / 8) + 2 (lane % 2) + 0, 1. */
+/* Warps 0 to 3 compute the inner products of all rows t of `left` with all rows s of `right`.  A row has K values, a
+ * multiple of 4.  Each thread computes 4 x 4 products over an eighth of the values: t from 4 warp on, s from 4 (lane /
+ * 8) on.  Then 8 lanes add their sums, and each keeps two of the products: t = 4 warp + lane % 8 / 2, with s = 4 (lane
+ * / 8) + 2 (lane % 2) and the next s. */
 template <class C>
 GT_DEV void pair_products(const Position<C>& s, int left, int right, int K, float (&pair)[2]) {
     const int t0 = 4 * warp_id(), s0 = lane_id() / 8 * 4;
@@ -206,7 +212,7 @@ GT_DEV void pair_products(const Position<C>& s, int left, int right, int K, floa
     pair[1] = sum[1];
 }
 
-/* L_ts */
+/* Returns L_ts, s = `from`.  The exponent is summed from its own terms. */
 template <class C>
 GT_DEV float pair_decay(const Position<C>& s, int t, int from) {
     float sum = 0.0f;
@@ -214,7 +220,7 @@ GT_DEV float pair_decay(const Position<C>& s, int t, int from) {
     return finite(exp_accurate(sum));
 }
 
-/* The sum of `value` over earlier lanes, in the order of s, among the 8 lanes that share a t in stage_pairs. */
+/* In stage_pairs(), 8 lanes share a token t.  Returns the sum of `value` over those of them with a smaller s. */
 GT_DEV float sum_before(float value) {
     const int order = lane_id() / 8 * 2 + lane_id() % 2;
     GT_UNROLL
@@ -228,11 +234,11 @@ GT_DEV float sum_before(float value) {
     return order > 0 ? before : 0.0f;
 }
 
-/* finite(product) if the factor x is finite.  Otherwise an input is not finite, so the product stays infinite or
- * NaN. */
+/* Returns finite(product) if the factor x is finite.  If x is not, the caller's data are infinite or NaN, and so the
+ * product is returned as it is. */
 GT_DEV float finite_of(float x, float product) { return fabsf(x) <= FLT_MAX ? finite(product) : product; }
 
-/* Fills S and, if backward, R, PAIR and BEFORE. */
+/* Computes S for all pairs of tokens; with BACKWARD also R, PAIR and BEFORE (see Traits). */
 template <class C, bool BACKWARD>
 GT_DEV void stage_pairs(const Position<C>& s) {
     if (warp_id() >= 4) return;
@@ -261,13 +267,13 @@ GT_DEV void stage_pairs(const Position<C>& s) {
     }
 }
 
-/* A matrix of token pairs in shared memory, or its transpose: element [i][j]. */
+/* A matrix of token pairs in shared memory, or its transpose.  Element [i][j] lies at offset + i row + j column. */
 struct Pairs {
     int offset, row, column;
 };
 
-/* PARTIAL <- for ROUND tokens t from `first` on, per p: scale_t sum_n state[p][n] vector_t[n] + sum_j pairs[t][j]
- * v_j[p], as WARPS partial sums.  v_j belongs to n lane j < 16. */
+/* For ROUND tokens t from `first` on and every row p, computes scale_t sum_n state[p][n] vector_t[n] + sum_j
+ * pairs[t][j] v_j[p].  Each warp stores a partial sum to PARTIAL.  n lane j < 16 holds v_j. */
 template <class C>
 GT_DEV void sum_over_n(const Position<C>& s, const float (&state)[8][C::RN], int first, int tokens, int vector,
                        int scale, Pairs pairs, const float (&v)[8]) {
@@ -292,7 +298,7 @@ GT_DEV void sum_over_n(const Position<C>& s, const float (&state)[8][C::RN], int
     }
 }
 
-/* Adds up the partial sums for token first + i / 64 and row i % 64. */
+/* Adds up the warps' partial sums of sum_over_n(), for token first + i / 64 and row i % 64. */
 template <class C>
 GT_DEV float sum_partial(const Position<C>& s, int i) {
     float sum = 0.0f;
@@ -301,7 +307,7 @@ GT_DEV float sum_partial(const Position<C>& s, int i) {
     return sum;
 }
 
-/* Makes v_j for sum_over_n: row j of `rows`, times value j of `weights` if weights is not negative. */
+/* Loads v_j for sum_over_n(): row j of `rows`, times value j of `weights`.  A negative `weights` means no weights. */
 template <class C>
 GT_DEV void load_pair_rows(const Position<C>& s, int rows, int weights, float (&v)[8]) {
     const int j = s.n_lane % SUB_CHUNK;
@@ -312,11 +318,12 @@ GT_DEV void load_pair_rows(const Position<C>& s, int rows, int weights, float (&
 }
 
 /* state <- E . state + sum_t weight_t left_t right_t^T.  The sum over a sub-chunk's tokens starts at zero and is added
- * to the state once.  If each of a million tokens were added to the state and rounded there, the error would exceed
- * 1e-5.  The rows are taken in rounds, so that these sums take at most 32 registers. */
+ * to the state once.  If every token were added to the state by itself, the rounding errors of a million tokens would
+ * exceed 1e-5.  The code takes the thread's rows in rounds, so that the sums take at most 32 registers. */
 template <class C>
 GT_DEV void update_state(const Position<C>& s, float (&state)[8][C::RN], int tokens, int left, int weights, int right) {
-    constexpr int ROWS = C::RN > 4 ? 4 : 8, PIECE = ROWS < 4 ? ROWS : 4; /* of a round; processed together */
+    constexpr int ROWS = C::RN > 4 ? 4 : 8, PIECE = ROWS < 4 ? ROWS : 4; /* ROWS: rows of a round; PIECE: rows loaded
+                                                                          * together */
     GT_UNROLL
     for (int first = 0; first < 8; first += ROWS) {
         float added[ROWS][C::RN] = {};
@@ -347,8 +354,8 @@ GT_DEV void update_state(const Position<C>& s, float (&state)[8][C::RN], int tok
     }
 }
 
-/* Loads the thread's elements of a state [P,N] from global memory; elements outside are 0, and so are all if `from` is
- * NULL. */
+/* Loads the thread's elements of a state [P,N] from global memory; elements outside the state become 0.  If `from` is
+ * NULL, all elements become 0. */
 template <class C>
 GT_DEV void load_state(const Problem& in, const Position<C>& s, const float* from, float (&state)[8][C::RN]) {
     if (from) from += (s.p0 + s.row(0)) * in.N + s.n0;
@@ -372,7 +379,8 @@ GT_DEV void store_state(const Problem& in, const Position<C>& s, float* to, cons
     }
 }
 
-/* The number of slabs of a state's columns.  A build without kernels for N = 128 uses the kernels for more columns. */
+/* The number of slabs (SLAB columns each) of a state.  It follows from WIDTH, except in a build without the kernel for
+ * N = 128: then N <= 128 also runs in a wider kernel. */
 template <class C>
 GT_DEV int slabs_of([[maybe_unused]] const Problem& in) {
     if constexpr (BUILT_N128)
@@ -381,8 +389,8 @@ GT_DEV int slabs_of([[maybe_unused]] const Problem& in) {
         return slabs(in.N);
 }
 
-/* Store to and load from slot `slot` of checkpoints, counted over all heads and batch elements.  Called by all threads;
- * they use PARTIAL. */
+/* store_checkpoint() and load_checkpoint() access a slot of the checkpoints.  slot: counted over all heads and batch
+ * elements.  All threads must call store_checkpoint(), which uses PARTIAL and barriers. */
 template <class C>
 GT_DEV void store_checkpoint(const Problem& in, const Position<C>& s, const Checkpoints& to, int64_t slot,
                              const float (&state)[8][C::RN]) {
@@ -440,13 +448,13 @@ GT_DEV void load_checkpoint(const Problem& in, const Position<C>& s, const Check
     }
 }
 
-/* Offset of the head's state in row `row` of a tensor [rows,H,P,N]. */
+/* The offset of the head's state in row `row` of a tensor [rows,H,P,N]. */
 template <class C>
 GT_DEV int64_t state_of(const Problem& in, const Position<C>& s, int64_t row) {
     return (row * in.H + s.h) * in.P * in.N;
 }
 
-/* Stores the state and the decay at the end of a segment that began with a zero state. */
+/* After a segment that began with a zero state, stores the state and the log of the segment's decay. */
 template <class C>
 GT_DEV void store_segment(const Problem& in, const Position<C>& s, const Span& span, const float (&state)[8][C::RN]) {
     store_state(in, s, in.segments.states + state_of(in, s, span.segment_slot), state);
@@ -460,8 +468,8 @@ GT_DEV float skip_of(const Problem& in, const Position<C>& s, int row) {
     return in.Dskip[in.skip_per_channel ? (int64_t)s.h * in.P + s.p0 + row : s.h];
 }
 
-/* Calls launch(Traits) for the smallest variant that handles N; returns its result.  If this build leaves out that
- * variant, a larger one takes the call; the largest is always built. */
+/* Calls launch(Traits) for the smallest built variant that handles N, and returns its result.  A build may leave out
+ * variants, but never the largest one. */
 template <class Launch>
 static inline auto dispatch_size(int64_t N, const Launch& launch) {
     if constexpr (is_built_columns<0, 16>())

@@ -7,11 +7,12 @@
  *     y_t = pre_t C_t h + sum_s S_ts Delta_s x_s + Dskip x_t, times silu(z).
  *     h <- E h + sum_s Delta_s suf_s x_s B_s^T
  *
- * REGISTERS per thread: h, 8 RN values, fp32 (64 at N = 128), and up to 32 for the sum that a sub-chunk adds to h.
- * SHARED MEMORY: x, B, C, z, S_ts, the decays, the sums over n: 19.4 KB for N up to 16, 33.4 to 128, 49.4 to 256.
- * ARITHMETIC per token and head: 2 P N multiply-adds on the state, 16 N + 16 P within the sub-chunk.  3 P N / (4 RN)
- * lane shuffles to sum over n.
- * BYTES per token and head, bf16: x, y (and z) 2 P each, B and C 4 N from L2, checkpoints P N / 32.
+ * REGISTERS per thread: 8 RN for h (64 at N = 128), and up to 32 for the sum that a sub-chunk adds to h.
+ * SHARED MEMORY: x, B, C, z, S_ts, the decays and the sums over n.  In all 19.4 KB for N up to 16, 33.4 KB for N up to
+ * 128, and 49.4 KB for N up to 256.
+ * ARITHMETIC per token and head: 2 P N multiply-adds on the state, and 16 N + 16 P within the sub-chunk.  The sums over
+ * n take 3 P N / (4 RN) lane shuffles.
+ * BYTES per token and head, bf16: x, y (and z) 2 P each; B and C together 4 N from L2; checkpoints P N / 32.
  * grid: strands*H*tiles; block 128, 256 for N > 128.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_ANY_FORWARD_CUH
 #define GT_SSD_ANY_FORWARD_CUH
@@ -21,7 +22,7 @@
 namespace gt {
 namespace ssd {
 
-/* Finishes y of the ROUND tokens whose sums lie in PARTIAL. */
+/* Finishes y of ROUND tokens from token `round` on.  Their partial sums lie in PARTIAL. */
 template <class C>
 GT_DEV void finish_y(const ForwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
@@ -35,7 +36,7 @@ GT_DEV void finish_y(const ForwardParams& p, const Position<C>& s, int64_t first
     }
 }
 
-/* silu(z) */
+/* Stores silu(z) of a sub-chunk to GATE.  The code takes half of the tokens at a time, to save registers. */
 template <class C>
 GT_DEV void stage_gate(const Problem& in, const Position<C>& s, int64_t first) {
     using Half = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
@@ -49,7 +50,7 @@ GT_DEV void stage_gate(const Problem& in, const Position<C>& s, int64_t first) {
     }
 }
 
-/* Runs segment number `item`; the blocks of a tile and head share all segments. */
+/* Runs segment number `item`, in the numbering of all sequences' segments. */
 template <class C>
 GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item) {
     const Problem& in = p.in;
@@ -95,7 +96,8 @@ GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item
         update_state(s, state, tokens, C::X, C::WEIGHT, C::B);
         sync_threads();
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: registers are short */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* computed again, because no
+                                                                                   * registers are left to keep it */
     if (p.is_local) {
         store_segment(in, s, same, state);
     } else if (same.ends) {

@@ -1,6 +1,6 @@
-/* gt/ssd/any/gradients.cuh - ssd backward, any size and dtype, in two kernels.  The first makes everything but the sums
- * over heads, batch and time.  The second makes ddt and the partial sums of dA and ddt_bias.  A third kernel is the
- * reverse pass that makes states alone. */
+/* gt/ssd/any/gradients.cuh - ssd backward, any size and dtype, in two kernels.  The first computes everything except
+ * sums over heads, batch and time.  The second computes ddt and partial sums of dA and ddt_bias.  A third kernel is the
+ * local pass over segments (gt/recurrence/segments.cuh), which computes only states. */
 #ifndef GT_SSD_ANY_GRADIENTS_CUH
 #define GT_SSD_ANY_GRADIENTS_CUH
 
@@ -9,23 +9,26 @@
 namespace gt {
 namespace ssd {
 
-/* ---- part 1: everything but the sums over heads, batch and time --------------------------------------------------
+/* ---- part 1: everything except sums over heads, batch and time ---------------------------------------------------
  * A block owns 64 rows of one head's state h and of its gradient G.  It takes a segment backwards, one checkpoint (8
- * sub-chunks of 16 tokens) at a time.  First it advances h through the sub-chunks and parks the state before each
- * sub-chunk in its own scratch, which is global memory and small enough to stay mostly in L2.  Then it goes back
- * through the sub-chunks with G.
- * REGISTERS per thread: G, 8 RN values, fp32, for the whole segment, and h of the current sub-chunk: 128 at N = 128.
- * Up to 32 more for the sum that a sub-chunk adds to h or G.
- * SHARED MEMORY: as forward, and dy, R, c, the partial sums of e and f: 41.1 KB for N of 65 to 128, 57.7 KB to 256.
- * ARITHMETIC per token and head: 5 P N multiply-adds on the states (advancing h, dC, dB, U, G), 6 P N with dz, and 48 N
- * + 48 P within the sub-chunk.
- * BYTES per token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2.  Checkpoints P
- * N / 32, parked states P N / 4 twice, partial sums of dB and dC 8 N.  In all about 5.8 KB.
+ * sub-chunks of 16 tokens) at a time.  First the block advances h through the sub-chunks and parks the state before
+ * each of them in its scratch.  The scratch is global memory, but small enough to stay mostly in L2.  Then the block
+ * goes back through the sub-chunks with G.
+ * REGISTERS per thread: 8 RN for G during the whole segment, and 8 RN for h of the current sub-chunk: 128 at N = 128.
+ * The sum that a sub-chunk adds to h or G takes up to 32 more.
+ * SHARED MEMORY: as forward, and also dy, R, c and the partial sums of e and f.  In all 41.1 KB for N from 65 to 128,
+ * and 57.7 KB for N up to 256.
+ * ARITHMETIC per token and head: 5 P N multiply-adds on the states (to advance h and G, and for dC, dB and U), or 6 P N
+ * with dz.  48 N + 48 P within the sub-chunk.
+ * BYTES per token and head, bf16: 8 P for x (read twice), dy and dx; 6 N from L2 for B (read twice) and C; P N / 32 for
+ * checkpoints; P N / 2 to write and read parked states; 8 N for partial sums of dB and dC.  In all about 5.8 KB at P =
+ * 64, N = 128.
  * grid: strands*H*tiles; block 128, 256 for N > 128.  Sums over p, n and t have a fixed order, so results are
  * deterministic. */
 
-/* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n], to global memory
- * unless out is NULL.  Also sums [warp][t] <- <state^T vector_t, other_t>, without the scale. */
+/* For all 16 tokens t, computes out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n], and
+ * stores it to global memory unless out is NULL.  Also stores to `sums` [warp][t] the warp's part of <state^T vector_t,
+ * other_t>, without the scale. */
 template <class C>
 GT_DEV void sum_over_p(const BackwardParams& p, const Position<C>& s, const float (&state)[8][C::RN], int64_t first,
                        int vector, int scale, int other, int sums, Pairs pairs, int rows, float* out) {
@@ -76,7 +79,7 @@ GT_DEV void sum_over_p(const BackwardParams& p, const Position<C>& s, const floa
     }
 }
 
-/* Stores dy before the gate to DY, and the factor of y in dz to GATE. */
+/* Stores the gradient of y before the gate, dy silu(z), to DY.  Stores dy silu'(z), which times y is dz, to GATE. */
 template <class C>
 GT_DEV void stage_dy(const Problem& in, const Position<C>& s, int64_t first) {
     using Half = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
@@ -95,7 +98,7 @@ GT_DEV void stage_dy(const Problem& in, const Position<C>& s, int64_t first) {
     }
 }
 
-/* Stages all inputs of a sub-chunk for the way back. */
+/* Stages all inputs of a sub-chunk for the pass with G. */
 template <class C>
 GT_DEV void stage_sub_chunk(const Problem& in, const Position<C>& s, int64_t first) {
     stage_decays(in, s, first);
@@ -106,10 +109,10 @@ GT_DEV void stage_sub_chunk(const Problem& in, const Position<C>& s, int64_t fir
     sync_threads();
 }
 
-/* Address at which a block parks the state before a sub-chunk of the current checkpoint. */
+/* The address at which a block parks the state before a sub-chunk. */
 template <class C>
 GT_DEV float4* parked_state(const BackwardParams& p, int sub_chunk) {
-    constexpr int PARKED = 2 * C::RN * C::THREADS; /* float4 of a state */
+    constexpr int PARKED = 2 * C::RN * C::THREADS; /* number of float4 in a block's state */
     return reinterpret_cast<float4*>(p.scratch) + ((int64_t)block_x() * SUB_CHUNKS + sub_chunk) * PARKED;
 }
 
@@ -141,7 +144,7 @@ GT_DEV void park_states(const BackwardParams& p, Position<C>& s, int64_t slot, i
     }
 }
 
-/* Makes dz of the ROUND tokens whose y lie in PARTIAL. */
+/* Computes dz of ROUND tokens from token `round` on.  The partial sums of their y lie in PARTIAL. */
 template <class C>
 GT_DEV void finish_dz(const BackwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
@@ -155,7 +158,7 @@ GT_DEV void finish_dz(const BackwardParams& p, const Position<C>& s, int64_t fir
     }
 }
 
-/* Makes the gradients that need h: dC, e, <G, h> and dz. */
+/* Computes the sums that need h: dC, e, <G, h> and dz. */
 template <class C>
 GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Position<C>& s, int64_t first, const float4* parked,
                                  const float (&G)[8][C::RN]) {
@@ -188,7 +191,8 @@ GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Position<C>& s, 
     }
 }
 
-/* Makes da and the direct part of dDelta, by sums alone: for each token k, 8 lanes share the tokens t. */
+/* Computes da and the direct part of dDelta (dDelta without A da), by additions only.  For each token k, 8 lanes share
+ * the terms. */
 template <class C>
 GT_DEV void sub_chunk_delta(const BackwardParams& p, const Position<C>& s, int64_t first) {
     if (warp_id() >= 4) return;
@@ -221,8 +225,8 @@ GT_DEV void sub_chunk_delta(const BackwardParams& p, const Position<C>& s, int64
     }
 }
 
-/* Makes dx of the ROUND tokens whose U lie in PARTIAL.  Returns this thread's <dy, x>, whose elements all belong to one
- * row p. */
+/* Computes dx of ROUND tokens from token `round` on.  The partial sums of their U lie in PARTIAL.  Returns the thread's
+ * part of <dy, x> for dDskip.  All of its elements belong to one row p. */
 template <class C>
 GT_DEV float finish_dx(const BackwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
@@ -240,7 +244,8 @@ GT_DEV float finish_dx(const BackwardParams& p, const Position<C>& s, int64_t fi
     return dskip;
 }
 
-/* Stores a strand's partial sums of dDskip: per channel the threads' own sums, per head the warps' sums. */
+/* Stores a strand's partial sums of dDskip.  If Dskip is per channel, each thread stores its sum; if per head, each
+ * warp does. */
 template <class C>
 GT_DEV void store_dskip(const BackwardParams& p, const Position<C>& s, float dskip) {
     const Problem& in = p.in;
@@ -256,7 +261,7 @@ GT_DEV void store_dskip(const BackwardParams& p, const Position<C>& s, float dsk
     }
 }
 
-/* Adds G, the gradient of a sequence's first state, to the strand's sum. */
+/* Adds G, the gradient of a sequence's initial state, to the strand's sum. */
 template <class C>
 GT_DEV void add_dstate(const BackwardParams& p, const Position<C>& s, const float (&G)[8][C::RN]) {
     float* sums = p.dstate_sum + state_of(p.in, s, own_strand(p.in));
@@ -270,7 +275,8 @@ GT_DEV void add_dstate(const BackwardParams& p, const Position<C>& s, const floa
     store_state(p.in, s, sums, sum);
 }
 
-/* Runs one segment backwards.  G on entry: the gradient of the state after it; on return: of the state before it. */
+/* Runs one segment backwards.  On entry, G is the gradient of the state after the segment; on return, the gradient of
+ * the state before it. */
 template <class C>
 GT_DEV void backward_segment(const BackwardParams& p, Position<C>& s, const Span& span, float (&G)[8][C::RN],
                              TwoTermSum& dskip_sum) {
@@ -336,8 +342,9 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     if (p.dskip) store_dskip(p, s, dskip.value());
 }
 
-/* ---- the reverse pass through a segment from a zero gradient ------------------------------------------------------
- * grid, block and shared memory as backward_kernel.  Through a segment, from its last sub-chunk to its first,
+/* ---- local pass: a segment backwards from a zero gradient --------------------------------------------------------
+ * grid, block and shared memory: as in backward_kernel.  From the segment's last sub-chunk to its first, the kernel
+ * computes
  *     G <- E G + sum_t pre_t dy_t C_t^T
  * REGISTERS: G, 8 RN values per thread.  BYTES per token and head: dy (and z) 2 P, C 2 N. */
 template <int RN, int WARPS>
@@ -367,10 +374,10 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
 }
 
 /* ---- part 2: ddt, and the partial sums of dA and ddt_bias ----------------------------------------------------------
- * grid B*windows*ceil(H/32), block 256: a block has a window of 128 tokens of 32 heads, one head per lane.  Warp w
- * takes tokens w, w + 8, ... in order, and the warps' sums are added in order, so results are deterministic.
- * registers: the head's parameters and two sums.
- * shared: 2 KB.  bytes per token and head: dt, ddt, and 8 per tile of P. */
+ * grid B*windows*ceil(H/32), block 256: a block has a window of 128 tokens and 32 heads, one head per lane.  Warp w
+ * takes tokens w, w + 8, ... in order, and the sums of the warps are added in order.  So results are deterministic.
+ * registers: the head's parameters and two sums.  shared memory: 2 KB.
+ * bytes per token and head: dt, ddt, and 8 for each tile of 64 rows. */
 
 GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
     const Problem& in = p.in;
@@ -393,7 +400,7 @@ GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
         }
         const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
         const Delta delta = delta_of(in.rule, load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, b, t, h)) + bias);
-        /* multiplies the slope first, because the sum without it may overflow */
+        /* multiplies each term by the slope first, because the sum of the bare terms may overflow */
         float ddt = fma_rn(delta.slope * in.A[h], da, delta.slope * direct);
         if (delta.slope == 0.0f) ddt = 0.0f;
         if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, t, h), ddt);

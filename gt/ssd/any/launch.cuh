@@ -1,4 +1,4 @@
-/* gt/ssd/any/launch.cuh - ssd for any size: launches. */
+/* gt/ssd/any/launch.cuh - launches the kernels of ssd for any size. */
 #ifndef GT_SSD_ANY_LAUNCH_CUH
 #define GT_SSD_ANY_LAUNCH_CUH
 
@@ -30,7 +30,8 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
     });
 }
 
-/* Makes the gradient before each segment, from a zero gradient after it. */
+/* Launches the local pass of backward: for each segment, the gradient of the state before it, from a zero gradient
+ * after it. */
 static inline gt_status launch_reverse_states(const BackwardParams& p, int64_t blocks, gt_stream stream) {
     return dispatch_size(p.in.N, [&](auto traits) {
         using C = decltype(traits);

@@ -1,26 +1,28 @@
-/* gt/ssd/mma/chunk.cuh - the arithmetic of a chunk on tensor cores: tiles, numbers, decay factors, sums.  A chunk is 64
- * tokens; chunks count from a sequence's first token.  Tokens after the last one have Delta = 0 and rows of zeros, so
- * they change nothing.  This file knows no Problem and includes no other file of ssd.
+/* gt/ssd/mma/chunk.cuh - the arithmetic of a chunk on tensor cores: tiles in shared memory, conversion to f16, decay
+ * factors, and sums.  A chunk is 64 tokens; chunks count from a sequence's first token.  Tokens after the last one have
+ * Delta = 0 and rows of zeros, so they change nothing.  This file does not use Problem and includes no other file of
+ * ssd.
  *
- * TILES.  A tile has rows of COLUMNS 16-bit elements, 16 to 128, in pieces of 16 bytes.  The pieces lie as panel_at()
- * of base/tile.cuh places them: the pieces of one column in eight rows lie in different banks.
+ * TILES.  A tile has rows of COLUMNS 16-bit elements, 16 to 128.  It consists of 16-byte pieces, which panel_at() of
+ * base/tile.cuh places: the pieces of one column in eight adjacent rows lie in different banks.
  *
  * NUMBERS.  Operands of products with states are f16.  Each row (token) or tile has its own power of two, which brings
- * its largest magnitude to 2^13 ... 2^14.  Elements then keep 11 bits over 27 binades below that maximum (fewer in one
- * case: see WEIGHT_RANGE).  rows_to_f16() converts the rows of a tile in place, exactly.  It stores the inverses of the
- * powers, which become factors of the decay factors.  power_of() makes the power of a computed tile from its bound.
+ * its largest magnitude to 2^13 ... 2^14.  Elements then keep 11 bits if they are at most 27 binades below that maximum
+ * (WEIGHT_RANGE is an exception).  rows_to_f16() converts the rows of a tile in place.  It stores the inverses of the
+ * powers, which are later multiplied into the decay factors.  For a computed tile, power_of() finds the power from a
+ * bound of the tile's elements.
  *
- * DECAY FACTORS of a chunk and head, from a_t = Delta_t A.  Every exponent is a sum of the a it spans, formed by
- * additions alone; factors are never divided.  Blocks have 16 tokens, and their halves have 8:
+ * DECAY FACTORS of a chunk and head, from a_t = Delta_t A.  Every exponent is a sum of the a that it spans, computed by
+ * additions only.  Factors are never divided.  A block has 16 tokens, and a half of a block has 8:
  *
  *     L_ts = exp(sum_{s<m<=t} a_m) = U[t] . between(t/16, s/16) . V[s]    t, s in different blocks
  *                                  = HALF[t] . HALF[s]                    in one block, different halves
  *                                  = DIAGONAL[t][s % 8]                   in one half; 0 for s > t.
  *     U = exp(from its block's first token through t)     V = exp(from after s to its block's end).
- *     HALF = V of halves for a block's first 8 tokens, U of halves for its last 8.
+ *     HALF: like V, but to the half's end, for a block's first 8 tokens; like U, but from the half's start, for its
+ *     last 8.
  *     PRE = exp(from the chunk's first token through t)   SUF = exp(from after s to the chunk's end).
- * Factors too large for fp32 (Delta A > 0) are stored as 2^127.99, which is finite: a state of zero stays zero under
- * any growth. */
+ * If Delta A > 0, a factor may be too large for fp32.  It is stored as 2^127.99, so that a state of zero stays zero. */
 #ifndef GT_SSD_MMA_CHUNK_CUH
 #define GT_SSD_MMA_CHUNK_CUH
 
@@ -38,10 +40,9 @@ struct TileShape {
     static_assert(PIECES >= 2 && (PIECES & (PIECES - 1)) == 0, "a power of two");
 };
 
-/* A lane's address for ldmatrix_x4 of the 16 x 16 elements at row 0 of a tile, pieces 0 and 1, in two orders.  At rows
- * 16 i and pieces 2 k, 2 k + 1 the address is  (address ^ 32 k) + 16 i PITCH_BYTES.  This needs tiles that start at
- * multiples of 128 bytes.  For offsets of 128 bytes or more within a row, add (32 k & ~127) and apply only the rest by
- * xor.
+/* by_rows() and by_columns() return a lane's address for ldmatrix_x4.  It loads the 16 x 16 elements at row 0 of a
+ * tile, in pieces 0 and 1.  block_at() moves the address to another block of 16 rows and another pair of pieces.  This
+ * needs tiles that start at multiples of 128 bytes.  The two functions differ in the order of the four 8 x 8 matrices:
  *     by_rows     The matrices are rows 0-7 piece 0, rows 8-15 piece 0, rows 0-7 piece 1, rows 8-15 piece 1.  Plain
  *                 loads give the left operand A[row][k = column].  Transposed loads give right operands B[k = row][n =
  *                 column], of piece 0 in registers 0, 1 and of piece 1 in registers 2, 3.
@@ -58,19 +59,20 @@ GT_DEV uint32_t by_columns(uint32_t tile, int lane = here()) {
     return tile + panel_at<2 * COLUMNS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-/* The address at rows 16 `row_block` ... and pieces 2 `pair`, 2 `pair` + 1. */
+/* Moves an address of by_rows() or by_columns() to row 16 row_block and to pieces 2 pair and 2 pair + 1. */
 template <int COLUMNS>
 GT_DEV uint32_t block_at(uint32_t address, int row_block, int pair) {
     const uint32_t k = 32u * (uint32_t)pair;
     return (address ^ (k & 127u)) + (k & ~127u) + (uint32_t)(16 * row_block * TileShape<COLUMNS>::PITCH_BYTES);
 }
 
-/* Starts the copy of a tile from global memory by all THREADS threads of a block.  Row r begins at first + r pitch (in
- * elements; 16-byte aligned).  Rows from `rows` on and columns from `columns` on (a multiple of 8) become zeros. */
+/* Starts the copy of a tile from global memory by all THREADS threads of a block.  Row r begins at element first + r
+ * pitch, which is aligned to 16 bytes.  Rows from `rows` on become zeros, and so do columns from `columns` on.  columns
+ * is a multiple of 8. */
 template <int COLUMNS, int THREADS, class T>
 GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, int columns) {
     using S = TileShape<COLUMNS>;
-    constexpr int STEP = THREADS / S::PIECES; /* rows at a time */
+    constexpr int STEP = THREADS / S::PIECES; /* rows that are copied at a time */
     static_assert(THREADS % S::PIECES == 0, "a thread stays in its column");
     const int thread = thread_here(), row0 = thread / S::PIECES, piece = thread % S::PIECES;
     const T* from = first + row0 * pitch + 8 * piece;
@@ -88,7 +90,7 @@ GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, in
 template <int COLUMNS, int THREADS, class T>
 GT_DEV void load_whole_tile(uint32_t tile, const T* first, int64_t pitch) {
     using S = TileShape<COLUMNS>;
-    constexpr int STEP = THREADS / S::PIECES; /* rows at a time */
+    constexpr int STEP = THREADS / S::PIECES; /* rows that are copied at a time */
     static_assert(THREADS % S::PIECES == 0 && STEP % 8 == 0, "a thread's rows have one exchange");
     const int thread = thread_here();
     GT_ASSUME(thread >= 0 && thread < THREADS);
@@ -105,13 +107,13 @@ GT_DEV void load_whole_tile(uint32_t tile, const T* first, int64_t pitch) {
 
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
 
-/* The order in which a warp reads the rows of a tile without bank conflicts: ROWS rows at a time, LANES lanes per row,
- * PIECES pieces per lane. */
+/* How a warp reads the rows of a tile without bank conflicts: ROWS rows at a time, with LANES lanes for each row and
+ * PIECES pieces for each lane. */
 template <int COLUMNS>
 struct RowLanes {
     using S = TileShape<COLUMNS>;
     static constexpr int LANES = S::PIECES < 4 ? S::PIECES : 4, PIECES = S::PIECES / LANES, ROWS = 32 / LANES;
-    int row, piece; /* the lane's first row and piece; its next pieces are LANES further */
+    int row, piece; /* the lane's first row and piece; its next piece is LANES pieces further */
     GT_METHOD RowLanes(int lane = here()) {
         const int i = lane / LANES;
         row = S::PIECES >= 8 ? i / 2 + i % 2 * 4 : i;
@@ -125,7 +127,7 @@ struct RowLanes {
     }
 };
 
-/* The largest magnitude among the lanes of a row, as float, returned to each of these lanes. */
+/* Returns the largest magnitude of a row to all LANES lanes of the row.  most: the lane's own pair from larger_of(). */
 template <class T, int LANES>
 GT_DEV float row_maximum(uint32_t most) {
     float largest = fmaxf(Element<T>::lo(most), Element<T>::hi(most));
@@ -134,7 +136,7 @@ GT_DEV float row_maximum(uint32_t most) {
     return largest;
 }
 
-/* The largest magnitudes of the pieces of a row, as a pair. */
+/* Returns the largest magnitudes in the lane's pieces of a row, as a pair of 16-bit numbers. */
 template <class T, int COUNT>
 GT_DEV uint32_t larger_of(const uint4 (&x)[COUNT]) {
     uint32_t even = 0, odd = 0;
@@ -146,15 +148,14 @@ GT_DEV uint32_t larger_of(const uint4 (&x)[COUNT]) {
     return larger_magnitudes<T>(even, odd);
 }
 
-/* A bound of |silu(z)| for every z up to `most`.  The bound is tight: |silu| is 0.2785 at z = -1.278 and falls below
- * that z. */
+/* The maximum of |silu(z)| over all z <= most.  For negative z, |silu| is largest at z = -1.278, where it is 0.2785. */
 GT_DEV float gate_bound(float most) {
     if (most > -1.28f) return fmaxf(most, 0.2785f);
-    const float z = fmaxf(most, -100.0f); /* avoids infinity times 0 */
+    const float z = fmaxf(most, -100.0f); /* otherwise z = -infinity would give infinity times 0 */
     return -z * ex2_approx(z * LOG2_E);
 }
 
-/* The largest number (with its sign) in row `row` of a tile. */
+/* The largest number in a row of a tile.  The sign counts. */
 template <class T>
 GT_DEV float largest_in_row(uint32_t tile, int row) {
     using E = Element<T>;
@@ -189,9 +190,9 @@ GT_DEV uint4 scaled_f16(const uint4& pairs, float power) {
     return {x[0], x[1], x[2], x[3]};
 }
 
-/* Turns the 64 rows of a tile into f16 in place, each row times a power of two; inverses[row] <- its inverse, for the
- * products.  Exact, except for elements more than 2^27 times smaller than their row's largest.  `warps` warps share the
- * rows; `warp` is this warp's number. */
+/* Converts the 64 rows of a tile to f16 in place, each row times a power of two.  inverses[row] becomes the inverse of
+ * the power.  The conversion is exact, except for elements more than 2^27 times smaller than the largest of their row.
+ * `warps` warps share the rows; `warp` is this warp's index.  A warp converts AT_ONCE row blocks together. */
 template <class T, int COLUMNS, int AT_ONCE = 1>
 GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
     using Lanes = RowLanes<COLUMNS>;
@@ -220,11 +221,11 @@ GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
     }
 }
 
-/* Backward makes a state of a chunk as a product of f16 operands.  One operand has the tokens' weights, alone or as
- * factors in rows of x or dy.  The other has rows of B or C.  The sum of weights (on 9.0 the bound of the state) is at
- * most WEIGHT_RANGE.  An element of the rows of B or C is at most 2^14 / WEIGHT_RANGE, so no product exceeds 2^14.
- * Weights keep all their bits down to 2^-23 of that sum.  A row's elements keep theirs down to 2^-17 of the row's
- * largest, bf16's down to 2^-20. */
+/* Backward computes a state inside a slot as a product of f16 operands.  The tokens' weights are factors of one
+ * operand; the other operand has rows of B or C.  The weights are scaled so that their sum (on compute capability 9.0
+ * the bound of the state) is at most WEIGHT_RANGE.  Elements of B or C are scaled to at most 2^14 / WEIGHT_RANGE, so no
+ * product exceeds 2^14.  A weight keeps all its bits if it is at least 2^-23 of the sum.  An element keeps all its bits
+ * if it is at least 2^-17 of the largest in its row, or 2^-20 in bf16. */
 constexpr float WEIGHT_RANGE = 0x1p10f;
 
 /* ---- decay factors --------------------------------------------------------------------------------------------- */
@@ -233,36 +234,37 @@ constexpr float WEIGHT_RANGE = 0x1p10f;
 struct Factors {
     static constexpr int DELTA = 0, PRE = 64, SUF = 128, U = 192, V = 256, HALF = 320; /* [64] each */
     static constexpr int DIAGONAL = 384;                                               /* [64][8] */
-    static constexpr int BETWEEN = 896;            /* between two blocks: exp(a of block 1), exp(of block 2), exp(of
-                                                    * both), 1 */
-    static constexpr int KEEP = 900, FACTOR = 901; /* Scale of the whole chunk */
-    static constexpr int LOG = 902;                /* sum of a over the chunk, natural */
-    static constexpr int GROWTH = 903;             /* at least 1, and at least L_ts of any pair */
+    static constexpr int BETWEEN = 896;            /* factors between two blocks: exp(a of block 1), exp(a of block 2),
+                                                    * exp(a of both), 1 */
+    static constexpr int KEEP = 900, FACTOR = 901; /* the Scale of the whole chunk (gt/recurrence/segments.cuh) */
+    static constexpr int LOG = 902;                /* sum of a over the chunk, in natural logarithms */
+    static constexpr int GROWTH = 903;             /* a bound of all L_ts, and at least 1 */
     static constexpr int COUNT = 904;
 };
 
-/* Factors of update() for a chunk and unit, as offsets in floats.  OF_TOKENS: the tokens' weights times the power of v.
- * INVERSE: the inverse of that power.  SUM: a bound of the added sum. */
+/* The factors that WarpState::update() needs for a chunk and unit, as offsets in floats.  OF_TOKENS: the tokens'
+ * weights times the power of v.  INVERSE: the inverse of that power.  SUM: a bound of the sum that the chunk adds. */
 struct Weights {
     static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, PAIRS = 66,
-                         COUNT = 68; /* PAIRS: forward's power of M */
+                         COUNT = 68; /* PAIRS: in forward, the power of M */
 };
 
-/* 2^sum, at most 2^127.99; NaN stays. */
+/* 2^sum, but at most 2^127.99.  NaN stays NaN. */
 GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f : sum); }
 
-/* The factor between blocks `t` > `s`, as an index in Factors or in another layout with these factors. */
+/* The index in Layout of the decay between blocks t and s, t > s. */
 template <class Layout = Factors>
 GT_DEV int between_index(int t, int s) {
     return Layout::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s);
 }
 
-/* Flags that choose the factors to make.  SHORT_CODE makes them in a loop, which takes half the machine code.
- * SQUARE_FACTORS: DIAGONAL_FACTORS in the layout of ChunkTokens. */
-constexpr int SUM_FACTORS = 1, DIAGONAL_FACTORS = 2, GROWTH_FACTOR = 4, CHUNK_FACTORS = 8; /* also GROWTH */
+/* Flags of make_factors(): which factors it computes.  SHORT_CODE computes DIAGONAL in a loop, which takes half the
+ * machine code.  SQUARE_FACTORS are DIAGONAL_FACTORS in the layout of ChunkTokens (sm90/). */
+constexpr int SUM_FACTORS = 1, DIAGONAL_FACTORS = 2, GROWTH_FACTOR = 4, CHUNK_FACTORS = 8; /* CHUNK_FACTORS: also
+                                                                                            * GROWTH */
 constexpr int SHORT_CODE = 16, SQUARE_FACTORS = 32;
 
-/* Makes row t of half a block: L_ts for s = 0 to 7.  log: log2 of each token's decay. */
+/* Computes L_ts for one t and all 8 s in a half of a block.  log: log2 of each token's decay. */
 GT_DEV void make_half_row(const float (&log)[8], int t, float (&row)[8]) {
     float sum = 0.0f;
     GT_UNROLL
@@ -272,8 +274,8 @@ GT_DEV void make_half_row(const float (&log)[8], int t, float (&row)[8]) {
     }
 }
 
-/* Stores the row that make_half_row() made for token t of 64, to DIAGONAL or to SQUARE.  In SQUARE it becomes a row if
- * t is in the first half of a block, else a column. */
+/* Stores the result of make_half_row() for token t of 64.  DIAGONAL has it as a row.  A SQUARE of 8 x 8 has both halves
+ * of a block: L_ts is a row if t is in the first half, and a column if t is in the second half. */
 template <int WHICH, class Layout>
 GT_DEV void store_half_row(uint32_t addresses, int t, const float (&row)[8]) {
     if constexpr (WHICH & SQUARE_FACTORS) {
@@ -290,16 +292,16 @@ GT_DEV void store_half_row(uint32_t addresses, int t, const float (&row)[8]) {
     }
 }
 
-/* Fills the factors at `addresses` (shared) from A and from Delta of the tokens 2 lane, 2 lane + 1.  Called by one
- * warp; the caller synchronises.  WHICH: flags of the factors to make, so that warps can share the work.  Layout: the
- * offset of each factor. */
+/* One warp computes decay factors and stores them to shared memory at `addresses`.  delta: Delta of tokens 2 lane and 2
+ * lane + 1.  The caller synchronises.  WHICH: flags of the factors to compute, so that several warps can share the
+ * work.  Layout: the offset of each factor. */
 template <int WHICH = SUM_FACTORS | DIAGONAL_FACTORS | CHUNK_FACTORS, class Layout = Factors>
 GT_DEV void make_factors(uint32_t addresses, const float (&delta)[2], float A) {
     const int lane = here(), in_half = lane % 4, block = lane / 8;
     const bool upper = lane & 4; /* the second half of a block */
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
     if constexpr (WHICH & SUM_FACTORS) {
-        /* sums within a half: of the lanes before, and of the lanes after */
+        /* sums over the lanes of a half: up to this lane, and from this lane on */
         float upto = l0 + l1, from = upto;
         GT_UNROLL
         for (int d = 1; d < 4; d *= 2) {
@@ -338,7 +340,7 @@ GT_DEV void make_factors(uint32_t addresses, const float (&delta)[2], float A) {
         float log[8];
         GT_UNROLL
         for (int i = 0; i < 8; i++) log[i] = shfl_idx(i % 2 ? l1 : l0, (lane & ~3) + i / 2);
-        /* for token 2 lane + i */
+        /* computes the row of token 2 lane + i */
         const auto make_row = [&](int i) {
             float row[8];
             make_half_row(log, 2 * in_half + i, row);
@@ -378,7 +380,8 @@ GT_DEV float part_of(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i =
 
 GT_DEV float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
 
-/* Each token's sum over itself and all later tokens, for the lane's pair of tokens. */
+/* x has values of tokens 2 lane and 2 lane + 1.  Returns, for both tokens, the sum over the token and all later
+ * tokens. */
 GT_DEV float2 sums_from(float2 x) {
     const int lane = lane_id();
     float from = x.x + x.y;
@@ -392,7 +395,8 @@ GT_DEV float2 sums_from(float2 x) {
     return {x.x + (x.y + after), x.y + after};
 }
 
-/* Each token's sum over all earlier tokens, without itself, within LANES lanes. */
+/* x has values of tokens 2 lane and 2 lane + 1.  Returns, for both tokens, the sum over all earlier tokens in the same
+ * group of LANES lanes. */
 template <int LANES>
 GT_DEV float2 sums_before(float2 x) {
     const int lane = lane_id() % LANES;
@@ -407,8 +411,8 @@ GT_DEV float2 sums_before(float2 x) {
     return {before, before + x.x};
 }
 
-/* Stores column sums, each over the 8 lanes of a column.  The sum of tile n / 2, column 2 j + n % 2 goes to out + 8 (n
- * / 2) + 2 j + n % 2. */
+/* Adds v over the 8 lanes that share j = lane % 4, and stores the sums to shared memory.  v[n] is a sum of column 2 j +
+ * n % 2 of tile n / 2, where a tile is 8 columns of mma accumulators. */
 GT_DEV void store_column_sums(float (&v)[4], uint32_t out) {
     const int g = lane_id() / 4, n = g / 2;
     reduce_scatter<4, 8, 4>(v, g);
@@ -422,7 +426,8 @@ GT_DEV void store_column_sums(float (&v)[4], float* out) {
     if (g % 2 == 0) out[8 * (n / 2) + 2 * (lane_id() % 4) + n % 2] = v[0];
 }
 
-/* Stores sum_{t>=k>s} of a 16 x 16 block on the diagonal, for each of its 16 k. */
+/* x is a 16 x 16 block on the diagonal with rows s and columns t.  For each of its 16 tokens k, stores the sum of x
+ * over t >= k > s. */
 GT_DEV void store_diagonal(const float (&x)[2][4], uint32_t out) {
     const int g = lane_id() / 4, j = lane_id() % 4;
     float v[4] = {};
@@ -430,7 +435,7 @@ GT_DEV void store_diagonal(const float (&x)[2][4], uint32_t out) {
     for (int e = 0; e < 2; e++) { /* s = g + 8 e */
         float later = 0.0f;
         GT_UNROLL
-        for (int n = 1; n >= 0; n--) { /* suffixes along t, in the four lanes of a row */
+        for (int n = 1; n >= 0; n--) { /* suffix sums along t, over the four lanes of a row */
             const float a = x[n][2 * e], b = x[n][2 * e + 1];
             float from = a + b, right = shfl_down(from, 1);
             from += j < 3 ? right : 0.0f;

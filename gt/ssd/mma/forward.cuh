@@ -1,33 +1,34 @@
-/* gt/ssd/mma/forward.cuh - ssd forward on tensor cores: 16-bit activations, N a multiple of 16, rows of whole 16-byte
- * pieces.
+/* gt/ssd/mma/forward.cuh - ssd forward on tensor cores, for 16-bit activations.  choice.cuh has the conditions.
  *
  * A unit is 64 rows of a head's state (state.cuh).  A block has two units of one group, with 4 warps each.  It takes a
- * segment of a sequence chunk by chunk (chunk.cuh), 64 tokens each.  A chunk:
- *     1  x, B, C have arrived and become f16 in place, with a power of two per row.  Warps make the decay factors,
- *        except the factors of pairs in a half of a block, which phase 2 makes.
- *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 1 or 2 per warp, once for both units.  Meanwhile
- *        one warp of each unit makes the tokens' factors for the products.  After a barrier, M_ts = S_ts L_ts Delta_s
- *        of each unit goes to shared memory, as f16 with a power of two from a bound.
- *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): 64 tokens x 16 rows per warp, 32 accumulators.  The
- *        accumulators of H, packed to f16, are the right operand of the first product.
- *     4  H <- E H + (x Delta suf)^T B
- * Copies of the next chunk's x and B start at the beginning of phase 1.  Copies of its C, which has one stage, start at
+ * segment of a sequence chunk by chunk (chunk.cuh), 64 tokens each.  A chunk takes four phases:
+ *     1  x, B, C have arrived and become f16 in place, with a power of two per row.  One warp of each unit computes the
+ *        decay factors, except DIAGONAL.
+ *     2  S = C B^T, once for both units: ten blocks of 16 x 16 on and under the diagonal, 1 or 2 for each warp.  Before
+ *        that, one warp of each unit computes DIAGONAL, and another the factors of tokens for the products.  After a
+ *        barrier, each warp stores M_ts = S_ts L_ts Delta_s of its blocks for each unit.  M is f16, with a power of two
+ *        from a bound.
+ *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z).  A warp computes 64 tokens by 16 rows, in 32 accumulators
+ *        per thread.  H is the right operand of the first product: its accumulators are packed to f16 in registers.
+ *     4  H <- E H + (x Delta suf)^T B.
+ * Copies of the next chunk's x and B start at the beginning of phase 1.  C has only one stage, so its copy starts at
  * the end of phase 3.
  *
- * N > 128: one launch for every 128 columns of the state.  The first launches store their partial sums of y in fp32;
- * the last launch adds them.
- * BACKWARD, with z: forward's kernel makes dz = dy y silu'(z) instead of y.  It also makes checkpoints if forward
+ * N > 128: every 128 columns of the state have a launch of their own.  Each launch but the last stores its partial sums
+ * of y in fp32, and the next launch adds them to its own.
+ * BACKWARD with z: the same kernel computes dz = dy y silu'(z) instead of y.  It also stores checkpoints if forward
  * stored none.
  *
- * REGISTERS per thread, N = 128: H 64 all the time; S 8 or 16 (phase 2), y 32 (3), v 16 and sums 16 (4).
+ * REGISTERS per thread, N = 128: H 64 in all phases; S 8 or 16 in phase 2; y 32 in phase 3; v 16 and sums 16 in phase
+ * 4.
  * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB.  In
- * all 99.0 KB, so two blocks share a multiprocessor.  Where only one fits, it uses all registers.
- * WAVEFRONTS of shared memory per chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 + 320, C 1024, B
- * 1024, x 384.  In all 4564, of 128 bytes each, or 2282 per head and chunk.
- * PRODUCTS: 168 m16n8k16 per warp and chunk.
- * BYTES per token and head: x and y (also z) 2 P each.  B and C 4 N / heads of a group from memory, and 2 N per head
- * from L2.  Checkpoints P N / 64.  Partial sums 4 P, written and read for each 128 columns but the first.  For dz, dy 2
- * P more.
+ * all 99.0 KB, so two blocks share a multiprocessor.  On devices where only one block fits, the block may use all
+ * registers.
+ * WAVEFRONTS of shared memory (128 bytes each) per chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 to
+ * store and 320 to load, C 1024, B 1024, x 384.  In all 4564, or 2282 per unit.
+ * PRODUCTS per warp and chunk: 168 m16n8k16.
+ * BYTES per token and head: x, y (and z) 2 P each; dy 2 P more for dz.  B and C together 4 N / heads of a group from
+ * memory, and 2 N from L2.  Checkpoints P N / 64.  Partial sums 4 P to write and 4 P to read, between two launches.
  * grid: strands*G*pairs of units; block 256.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_FORWARD_CUH
 #define GT_SSD_MMA_FORWARD_CUH
@@ -37,22 +38,23 @@
 namespace gt {
 namespace ssd {
 
-/* Offsets in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays. */
 template <class T_, int NP_>
 struct ForwardTile {
     using T = T_;
     static constexpr int NP = NP_, TILE_X = TileShape<64>::BYTES, TILE_B = TileShape<NP>::BYTES;
     static constexpr int BLOCK_BYTES = 16 * 16 * 2, PAIR_BLOCKS = BLOCKS * (BLOCKS + 1) / 2;
-    static constexpr int X = 0;                          /* [2][MMA_UNITS] */
-    static constexpr int B = X + 2 * MMA_UNITS * TILE_X; /* [2] */
+    static constexpr int X = 0;                          /* [2 stages][MMA_UNITS] */
+    static constexpr int B = X + 2 * MMA_UNITS * TILE_X; /* [2 stages] */
     static constexpr int C = B + 2 * TILE_B;
-    static constexpr int M = C + TILE_B; /* [MMA_UNITS][PAIR_BLOCKS], by rows of blocks */
-    static constexpr int STAGING = MMA_UNITS * PAIR_BLOCKS * BLOCK_BYTES / WARPS; /* of M, a warp's for checkpoints */
+    static constexpr int M = C + TILE_B; /* [MMA_UNITS][PAIR_BLOCKS], one row of blocks after another */
+    static constexpr int STAGING = MMA_UNITS * PAIR_BLOCKS * BLOCK_BYTES / WARPS; /* each warp's part of M, through
+                                                                                   * which its checkpoints pass */
     static constexpr int FACTORS = M + WARPS * STAGING;                           /* [MMA_UNITS] */
     static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT;      /* [MMA_UNITS] */
     static constexpr int B_INVERSE = WEIGHTS + MMA_UNITS * 4 * Weights::COUNT;
-    static constexpr int NEXT_DELTA = B_INVERSE; /* [MMA_UNITS]: Delta of the next chunk, written once B's inverses are
-                                                  * used */
+    static constexpr int NEXT_DELTA = B_INVERSE; /* [MMA_UNITS]: Delta of the next chunk, which overwrites B's inverses
+                                                  * after their last use */
     static constexpr int C_INVERSE = NEXT_DELTA + MMA_UNITS * 4 * CHUNK;
     static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;          /* [MMA_UNITS] */
     static constexpr int BOUNDS = X_INVERSE + MMA_UNITS * 4 * CHUNK; /* [WARPS]: a bound of each warp's part of the
@@ -62,16 +64,16 @@ struct ForwardTile {
     static constexpr int X_STREAM = 0, B_STREAM = MMA_UNITS, C_STREAM = B_STREAM + 1, Y_STREAM = C_STREAM + 1;
     static constexpr int BYTES = STREAMS + Streams::BYTES;
     static constexpr int MIN_BLOCKS = blocks_at_once(BYTES);
-    static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 at the same time */
+    static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp converts to f16 together */
     static_assert(STAGING >= WarpState<NP>::STAGING && STAGING % 128 == 0, "holds rows of a state");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
 
-/* Offset of block (tb, sb) in a unit's M. */
+/* The offset in a unit's M of the block with tokens t of block tb and tokens s of block sb. */
 GT_DEV uint32_t pair_block(int tb, int sb) { return 512u * (uint32_t)(tb * (tb + 1) / 2 + sb); }
 
-/* Prefetches a chunk's rows of z or dy of a unit to L2, before store_y() waits for them.  A lane fetches half a row of
- * 128 bytes. */
+/* Prefetches a unit's rows of z or dy to L2, because store_y() waits for them later.  A lane fetches half of a 128-byte
+ * row. */
 template <class T>
 GT_DEV void fetch_rows(const Problem& in, const void* data, const gt_stride& stride, const Cursor& cursor, int chunk,
                        int unit, int unit_warp) {
@@ -81,14 +83,14 @@ GT_DEV void fetch_rows(const Problem& in, const void* data, const gt_stride& str
     if (t < cursor.tokens(chunk) && row < in.P) prefetch(from);
 }
 
-/* Makes a unit's factors of tokens for the products, by one warp, for the tokens 2 lane, 2 lane + 1 of each lane.
- * These are the weights of the update, the power of two of M, and factors that overwrite the factors they are made
- * from:
+/* One warp computes a unit's factors of tokens for the products.  A lane has tokens 2 lane and 2 lane + 1.  The results
+ * are the weights of the update, the power of two of M, and factors that overwrite their own inputs:
  *     DELTA  Delta with the inverses of B and x: right factors of M      V    V times DELTA
  *     SUF    C's inverse with M's power: left factors of M               U    U times SUF
  *     PRE    PRE with C's inverse                                        x's inverses  times Dskip of a head
- * M's power follows from bounds of Delta_s B_s x_s, of C_t and of the growth.  y is summed with the same power.  The
- * state's part of y may be much larger than M's and must not overflow, so the bound of the state counts, too. */
+ * The power of M follows from bounds of Delta_s B_s x_s, of C_t and of the growth.  y is summed with the same power.
+ * The part of y that comes from the state may be much larger than the part from M.  It must not overflow, so the power
+ * also follows from the bound of the state. */
 template <class Tile>
 GT_DEV void make_unit_factors(uint32_t smem, int unit, float skip) {
     const int t = 2 * here();
@@ -123,7 +125,8 @@ GT_DEV void make_unit_factors(uint32_t smem, int unit, float skip) {
     if (t == 0) sts<float>(weights + 4 * Weights::PAIRS, power);
 }
 
-/* Stores M of a unit's block (tb, sb), made from S: tokens 16 tb + g and + 8 by tokens 16 sb + 2j, + 1, + 8, + 9. */
+/* Computes M of a unit's block (tb, sb) from S and stores it.  A lane has t = 16 tb + g and t + 8, and s = 16 sb + 2 j,
+ * s + 1, s + 8 and s + 9. */
 template <class Tile>
 GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S)[2][4]) {
     const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * tb + g, s = BLOCK * sb + 2 * j;
@@ -162,7 +165,8 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S
                       pack_f16(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
 }
 
-/* Makes blocks (tb, sb) ... (tb, sb + COUNT-1) of S.  Once the factors of all units exist, makes each unit's M. */
+/* Computes COUNT blocks of S, from block (tb, sb) on.  After a barrier, when the factors of all units exist, computes M
+ * of these blocks for each unit. */
 template <class Tile, int COUNT>
 GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
     float S[COUNT][2][4] = {};
@@ -186,7 +190,8 @@ GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
     }
 }
 
-/* Makes the products of y: tokens 16 tb + g and + 8, in rows 16 unit_warp + 8 n + 2j, + 1 of the unit. */
+/* Computes the products of y.  y[tb][n] has tokens 16 tb + g and 8 tokens later, in rows p = 16 unit_warp + 8 n + 2 j
+ * and p + 1 of the unit. */
 template <class Tile>
 GT_DEV void make_y(uint32_t smem, uint32_t x, int unit, int unit_warp, const WarpState<Tile::NP>& state,
                    float (&y)[BLOCKS][2][4]) {
@@ -237,8 +242,8 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int unit, int unit_warp, const War
     }
 }
 
-/* Finishes y and stores it.  A lane has pairs of columns.  It exchanges pairs with the next lane to get four columns,
- * so that the lanes of a token write 32 adjacent bytes. */
+/* Finishes y and stores it.  A lane has pairs of adjacent columns.  It exchanges pairs with its neighbour lane to get
+ * four adjacent columns, so that the lanes of a token write 32 adjacent bytes. */
 template <class Tile>
 GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Cursor& cursor, const Streams& streams,
                     int chunk, int unit, int unit_warp, float (&y)[BLOCKS][2][4]) {
@@ -249,7 +254,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
     const int lane = here(), g = lane / 4, j = lane % 4;
     const auto pair = [&](int i) {
         return &y[i / 4][i % 2][i / 2 % 2 * 2];
-    }; /* tokens 8 (i / 2) + g, columns 8 (i % 2) */
+    }; /* pair i: token 8 (i / 2) + g, columns from 8 (i % 2) + 2 j on */
     const float undo = inverse_of(lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS)));
     GT_UNROLL
     for (int i = 0; i < 2 * PAIRS; i++) pair(i / 2)[i % 2] *= undo;
@@ -273,7 +278,8 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
         if (p.leaves_share) return;
     }
     if (in.Dskip) {
-        float2 skip[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}}; /* a head's Dskip is already a factor of x's inverses */
+        float2 skip[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}}; /* if Dskip is per head, it is already a factor of the inverses
+                                                        * of x */
         if (in.skip_per_channel) {
             GT_UNROLL
             for (int n = 0; n < 2; n++) {
@@ -289,7 +295,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
             ldmatrix_x4(plain, block_at<64>(rows, i, unit_warp));
             const float inverse[2] = {lds<float>(inverses + 64 * i), lds<float>(inverses + 64 * i + 32)};
             GT_UNROLL
-            for (int e = 0; e < 4; e++) { /* n = e / 2, tokens + 8 (e % 2) */
+            for (int e = 0; e < 4; e++) { /* n = e / 2; an odd e is 8 tokens later */
                 float* to = &y[i][e / 2][e % 2 * 2];
                 float x[2] = {unpack_f16_lo(plain[e]), unpack_f16_hi(plain[e])};
                 if (in.skip_per_channel) x[0] *= skip[e / 2].x, x[1] *= skip[e / 2].y;
@@ -323,7 +329,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
     } else if (in.z) {
         multiply(in.z, in.z_stride, [](float z) { return silu(z); });
     }
-    const bool odd = j % 2; /* an odd lane gets columns 8 + 4 (j / 2) ..., an even lane 4 (j / 2) ... */
+    const bool odd = j % 2; /* an odd lane gets four columns from 8 + 4 (j / 2) on, an even lane from 4 (j / 2) on */
     const int column = 16 * unit_warp + (odd ? 8 : 0) + j / 2 * 4;
     T* to = streams.at<T>(Tile::Y_STREAM + unit) + g * p.y_stride.t + column;
     const int rows = cursor.row0(unit) + column < in.P ? tokens : 0;
@@ -333,14 +339,14 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
         const uint32_t second = E::pack(y[i / 2][1][i % 2 * 2], y[i / 2][1][i % 2 * 2 + 1]);
         const uint32_t other = shfl_xor(odd ? first : second, 1);
         const uint32_t low = odd ? other : first, high = odd ? second : other;
-        /* 8 bytes as one number, since two numbers could become two stores */
+        /* one 8-byte number, because the compiler could split two numbers into two stores */
         if (8 * i < rows) stg<uint64_t>(global_pointer<T>(to), (uint64_t)high << 32 | low);
         to += 8 * p.y_stride.t;
     }
 }
 
-/* Begins the streams of x and B at chunk 1, of C at chunk 0, and of y one chunk before its first use.  All streams
- * advance together: in a chunk after the copies of the next x and B start, and before the uses of C and y. */
+/* Sets the streams of x and B to chunk 1, of C to chunk 0, and of y to the chunk before the first.  In each chunk all
+ * streams advance at the same point: after the next x and B are copied, and before C is copied and y is stored. */
 template <class Tile>
 GT_DEV void begin_streams(const TensorParams& p, const Cursor& cursor, const Streams& streams) {
     using T = typename Tile::T;
@@ -367,7 +373,8 @@ GT_DEV void move_streams(const TensorParams& p, const Streams& streams) {
     streams.move<T>(Tile::C_STREAM, CHUNK * p.in.Cm_stride.t);
 }
 
-/* Runs one segment, chunk by chunk: phases 1 to 4.  Returns the item's number, because no registers keep it. */
+/* Runs one segment, chunk by chunk: phases 1 to 4.  Returns `item` from shared memory, so that no register keeps it
+ * during the pass. */
 template <class Tile>
 GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
     using T = typename Tile::T;
@@ -410,7 +417,8 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         const uint32_t x = smem + Tile::X + (chunk % 2 * MMA_UNITS + unit) * Tile::TILE_X;
         const uint32_t B = smem + Tile::B + chunk % 2 * Tile::TILE_B, staging = smem + Tile::M + warp * Tile::STAGING;
         const bool active = unit < cursor.units();
-        const bool makes_next = active && unit_warp == 1 && chunk + 1 < chunks; /* Delta of the next chunk */
+        const bool makes_next = active && unit_warp == 1 && chunk + 1 < chunks; /* this warp makes Delta of the next
+                                                                                 * chunk */
         uint32_t next[2] = {0, 0};
         float delta[2] = {0.0f, 0.0f}, A = 0.0f;
         if (active && unit_warp == 0) {
@@ -425,7 +433,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         if (lane_id() == 0) sts<float>(smem + Tile::BOUNDS + 4 * warp, state.bound);
         cp_async_wait<0>();
         sync_threads();
-        if (chunk + 1 < chunks) { /* into the stage that the previous chunk has freed */
+        if (chunk + 1 < chunks) { /* copies go to the stage that the previous chunk has freed */
             const uint32_t next_x = smem + Tile::X + (chunk + 1) % 2 * MMA_UNITS * Tile::TILE_X,
                            next_B = smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B;
             if (chunk + 1 < streams.whole()) {
@@ -460,20 +468,20 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         if (active && unit_warp == 0) make_factors<DIAGONAL_FACTORS>(addresses, delta, A);
         if (makes_next) deltas_of(in, cursor, unit, chunk + 1, next, delta);
         if (warp == 1 && lane_id() == 0) move_streams<Tile>(p, streams);
-        /* Warps 2 of the units have nothing else to make, so they make two blocks of S.  For the other warps, digit w
-         * (hex, from the right) of each constant belongs to warp w. */
+        /* Warp 2 of each unit has no other work in this phase, so it takes two blocks of S.  Each other warp takes the
+         * block (tb, sb) that its hexadecimal digit of the two constants gives; warp 0 has the lowest digit. */
         if (unit_warp == 2)
             make_pairs<Tile, 2>(smem, B, cursor.units(), 2 * unit + 1, 2 * unit);
         else
             make_pairs<Tile, 1>(smem, B, cursor.units(), 0x20223030 >> 4 * warp & 3, 0x20101000 >> 4 * warp & 3);
         sync_threads();                                                             /* M is stored */
-        if (makes_next) sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]}); /* where B_INVERSE was until now */
+        if (makes_next) sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]}); /* overwrites B_INVERSE */
         if (active) {
             float y[BLOCKS][2][4];
             make_y<Tile>(smem, x, unit, unit_warp, state, y);
             store_y<Tile>(p, smem, x, cursor, streams, chunk, unit, unit_warp, y);
         }
-        sync_threads(); /* C and M are free */
+        sync_threads(); /* all warps have read C and M */
         if (chunk + 1 < streams.whole())
             load_whole_tile<NP, THREADS>(smem + Tile::C, streams.at<T>(Tile::C_STREAM), in.Cm_stride.t);
         else if (chunk + 1 < chunks)
@@ -482,7 +490,9 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         if (!active) continue;
         state.template update<T>(x, 0, unit_warp, B, weights, chunk_decay(addresses));
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again, which
+                                                                                            * needs no registers during
+                                                                                            * the pass */
     float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
     if (unit < cursor.units() && end)
         state.store(end + unit_state(in, cursor, unit, 0), cursor.row0(unit) + 16 * unit_warp, in);

@@ -1,22 +1,26 @@
-/* gt/ssd/mma/fp32_chunk.cuh - ssd on tensor cores, fp32 activations: tiles of split numbers, and states in registers.
+/* gt/ssd/mma/fp32_chunk.cuh - ssd on tensor cores, with fp32 activations: tiles of split numbers, and states in
+ * registers.
  *
- * NUMBERS.  An operand is two f16 numbers, hi + lo = x . 2^k: hi is x rounded, lo the rest.  A number above 2^-15 of
- * its row's largest keeps 22 bits; smaller numbers have an error of 2^-38 of the largest.  A product is three products:
+ * NUMBERS.  A split number x is the sum of two f16 numbers, times a power of two: hi is x rounded to f16, and lo is the
+ * rest.  A number above 2^-15 of the largest in its row keeps 22 bits.  Smaller numbers have an error of 2^-38 of the
+ * largest.  A product of two split numbers is three products:
  *
- *     (a_hi + a_lo) (b_hi + b_lo) = a_lo b_hi + a_hi b_lo + a_hi b_hi       a_lo b_lo, 2^-22 of it, is left out.
+ *     (a_hi + a_lo) (b_hi + b_lo) = a_lo b_hi + a_hi b_lo + a_hi b_hi       a_lo b_lo is left out: it is 2^-22 of the
+ *     result.
  *
- * tf32 has 11 bits, too, so it would need three products as well, at half the rate.  x, B, C and M have a power of two
- * per row (token); the update's weighted x and the state have one per warp.  The powers are exact; their inverses
- * become factors of the products.
+ * tf32 also has 11 bits, so it would need three products, too, at half the rate.  x, B, C and M have a power of two for
+ * each row (token).  The weighted x of the update and the state have one power for each warp.  Scaling by powers is
+ * exact; the products are later multiplied by the inverses of the powers.
  *
- * A chunk is SHORT = 32 tokens, half as many as for 16 bits, because a split number takes twice as many bytes.
- * make_factors() (chunk.cuh) takes it as a chunk of 64 tokens whose second half has Delta = 0.
+ * A chunk is SHORT = 32 tokens, half as many as for 16-bit activations, because a split number takes twice the bytes.
+ * For make_factors() (chunk.cuh) it is a chunk of 64 tokens whose second half has Delta = 0.
  *
- * TILES.  A tile has rows of COLUMNS fp32 numbers, split in place: first hi, then lo of all columns.  For ldmatrix it
- * is a tile of 2 COLUMNS f16 columns.  lo of pair k of pieces is pair COLUMNS / 16 + k.
+ * TILES.  A tile has rows of COLUMNS fp32 numbers, which are split in place: a row then has hi of all columns, followed
+ * by lo of all columns.  For ldmatrix this is a tile of 2 COLUMNS columns of f16.  If a pair of pieces k has hi, the
+ * pair COLUMNS / 16 + k has the matching lo.
  *
- * SUMS.  A tensor core rounds sums towards zero, so no sum there runs over more than 128 columns or 32 tokens; fp32
- * instructions add up states.  Every sum has one fixed order, so results are deterministic. */
+ * SUMS.  Tensor cores round sums towards zero, so their sums run over at most 128 columns or 32 tokens.  fp32
+ * instructions add these sums to the states.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_FP32_CHUNK_CUH
 #define GT_SSD_MMA_FP32_CHUNK_CUH
 
@@ -26,26 +30,28 @@
 namespace gt {
 namespace ssd {
 
-constexpr int ROWS_P = 64, HALF_P = 32; /* rows p of a step; rows of G and h that are processed at a time */
+constexpr int ROWS_P = 64, HALF_P = 32; /* ROWS_P: rows p of a step; HALF_P: rows of G and h that are processed
+                                         * together */
 
-/* Names of the first elements of tensors that a block of the chunks' gradients keeps (base()). */
+/* Indices of the offsets that a block of the gradients' kernels keeps in shared memory: see base(). */
 enum SplitBase { BASE_X, BASE_DY, BASE_DX, BASE_STATE, BASE_C };
 
-/* The warp's unit and its part of the unit, computed where a chunk needs them.  Kept over the loop they would be
- * spilled, and this much shared memory leaves no room for local memory in the L1 cache. */
+/* The warp's unit, and its index in the unit.  made_here() makes the compiler compute them again at each use.
+ * Otherwise they would be spilled, and the kernels use so much shared memory that the L1 cache has no room for
+ * spills. */
 GT_DEV int unit_here() { return made_here(warp_id()) / UNIT_WARPS; }
 GT_DEV int part_here() { return made_here(warp_id()) % UNIT_WARPS; }
 
 /* ---- split numbers --------------------------------------------------------------------------------------------- */
 
-/* power_of() for the whole range of fp32, so that rows of the smallest numbers keep their bits, too. */
+/* power_of() for the whole range of fp32.  So rows of the smallest fp32 numbers keep their bits, too. */
 GT_DEV Power split_power(float bound) {
     int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23 & 255);
     exponent = exponent < 12 ? 12 : exponent > 253 ? 253 : exponent;
     return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
 }
 
-/* finite() in two instructions.  A NaN stays. */
+/* finite() in two instructions.  NaN stays NaN. */
 GT_DEV float clamped(float x) {
 #ifdef __CUDA_ARCH__
     asm("min.NaN.f32 %0, %0, %1;\n\tmax.NaN.f32 %0, %0, %2;" : "+f"(x) : "f"(FLT_MAX), "f"(-FLT_MAX));
@@ -55,24 +61,24 @@ GT_DEV float clamped(float x) {
 #endif
 }
 
-/* Splits two numbers, below 2^15, into a pair of hi and a pair of lo. */
+/* Splits x and y into a pair of hi and a pair of lo.  Both must be below 2^15. */
 GT_DEV void split_pair(float x, float y, uint32_t& hi, uint32_t& lo) {
     hi = pack_f16(x, y);
     lo = pack_f16(x - unpack_f16_lo(hi), y - unpack_f16_hi(hi));
 }
 
-/* A left operand of 16 x 16, split. */
+/* A left operand of 16 x 16 split numbers. */
 struct SplitLeft {
     uint32_t hi[4], lo[4];
 };
 
-/* sums[m][n] += left[m] right[n], ordered so that successive products do not wait for each other.  right: [n][two
- * registers]. */
+/* sums[m][n] += left[m] right[n].  Successive products go to different sums, so that they do not wait for each other.
+ * hi, lo: the right operands, [n][two registers]. */
 template <int ROWS, int COUNT>
 GT_DEV void mma_split(float (&sums)[ROWS][COUNT][4], const SplitLeft (&left)[ROWS], const uint32_t (&hi)[COUNT][2],
                       const uint32_t (&lo)[COUNT][2]) {
     GT_UNROLL
-    for (int i = 0; i < 3 * ROWS * COUNT; i++) { /* the small ones first */
+    for (int i = 0; i < 3 * ROWS * COUNT; i++) { /* the small products come first */
         const int term = i / (ROWS * COUNT), m = i / COUNT % ROWS, n = i % COUNT;
         const uint32_t(&b)[2] = term == 1 ? lo[n] : hi[n];
         mma_f16(sums[m][n], term == 0 ? left[m].lo : left[m].hi, b[0], b[1]);
@@ -84,13 +90,15 @@ GT_DEV void mma_split(float (&sums)[ROWS][COUNT][4], const SplitLeft (&left)[ROW
 template <int COLUMNS>
 struct SplitTile {
     static constexpr int WIDE = 2 * COLUMNS, BYTES = SHORT * TileShape<WIDE>::PITCH_BYTES, LO = COLUMNS / 16;
-    /* for a warp that splits rows: lanes of a row, pieces of 8 numbers per lane, rows at a time */
+    /* for a warp that splits rows: LANES lanes for each row, EACH pieces of 8 numbers for each lane, ROWS rows at a
+     * time */
     static constexpr int LANES = COLUMNS / 8 < 8 ? COLUMNS / 8 : 8, EACH = COLUMNS / 8 / LANES, ROWS = 32 / LANES;
-    static constexpr int ROW_SETS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* row sets that are processed together */
+    static constexpr int ROW_SETS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* ROW_SETS: sets of ROWS rows; AT_ONCE:
+                                                                               * sets that are processed together */
 };
 
-/* load_tile() for SHORT rows of fp32, with a multiple of 4 columns.  first: the thread's first element, at
- * split_column() of row (thread number) / TileShape::PIECES. */
+/* load_tile() for SHORT rows of fp32, with a multiple of 4 columns.  first: the first element that this thread
+ * copies. */
 template <int COLUMNS>
 GT_DEV void load_split_rows(uint32_t tile, const float* first, int64_t pitch, int rows, int columns) {
     constexpr int WIDE = SplitTile<COLUMNS>::WIDE, PIECES = TileShape<WIDE>::PIECES, STEP = THREADS / PIECES;
@@ -105,7 +113,7 @@ GT_DEV void load_split_rows(uint32_t tile, const float* first, int64_t pitch, in
     }
 }
 
-/* load_split_rows() from the tile's first element. */
+/* load_split_rows() with the tile's first element as `first`. */
 template <int COLUMNS>
 GT_DEV void load_split_tile(uint32_t tile, const float* first, int64_t pitch, int rows, int columns) {
     constexpr unsigned PIECES = COLUMNS / 4;
@@ -113,8 +121,9 @@ GT_DEV void load_split_tile(uint32_t tile, const float* first, int64_t pitch, in
     load_split_rows<COLUMNS>(tile, first + (thread / PIECES * pitch + 4 * (thread % PIECES)), pitch, rows, columns);
 }
 
-/* Splits rows in place, by a warp.  It holds the lane's offsets in rows ROWS group ...: of the first 4 numbers, and of
- * hi of these numbers.  The offsets also serve rows that are a multiple of 8 further. */
+/* Lets a warp split rows of a tile in place.  The object holds the lane's offsets in the rows from ROWS group on: of
+ * its first 4 numbers, and of hi of these numbers.  The same offsets serve rows that are a multiple of 8 further,
+ * because the swizzle repeats. */
 template <int COLUMNS>
 struct RowSplitter {
     using S = SplitTile<COLUMNS>;
@@ -126,8 +135,8 @@ struct RowSplitter {
     GT_METHOD explicit RowSplitter(int group) {
         const int lane = here();
         piece = lane % S::LANES, row0 = group * S::ROWS + lane / S::LANES;
-        /* flip says which half of 8 numbers comes first.  So eight lanes' pieces of 16 bytes lie in different banks,
-         * and so do sixteen lanes' pieces of 8 bytes. */
+        /* flip: which half of the 8 numbers the lane takes first.  With it, the 16-byte pieces of eight lanes lie in
+         * different banks, and so do the 8-byte pieces of sixteen lanes. */
         const int flip = (piece / 4 ^ row0) & 1;
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) {
@@ -136,8 +145,9 @@ struct RowSplitter {
         }
     }
 
-    /* further: distance from the group's rows, a multiple of 8.  inverses[row] <- the inverse of a row's power.  gates:
-     * NULL, or the tile's first row of z, with `rows` rows and `columns` columns; the tile is multiplied by silu(z). */
+    /* Splits the rows that are `further` rows after the group's rows.  further: a multiple of 8.  inverses[row] becomes
+     * the inverse of the row's power.  gates: NULL, or the tile's first row of z, which has `rows` rows and `columns`
+     * columns.  With gates, the tile is first multiplied by silu(z). */
     GT_METHOD void split(uint32_t tile, uint32_t inverses, int further, const float* gates = nullptr, int64_t pitch = 0,
                          int rows = 0, int columns = 0) const {
         float4 x[COUNT];
@@ -170,7 +180,7 @@ struct RowSplitter {
             for (int mask = 1; mask < S::LANES; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
             power[k] = split_power(largest);
         }
-        sync_warp(); /* the rows are read */
+        sync_warp(); /* all lanes have read the rows */
         GT_UNROLL
         for (int i = 0; i < COUNT; i++) {
             uint2 hi, lo;
@@ -189,8 +199,8 @@ struct RowSplitter {
     }
 };
 
-/* Splits a tile by `warps` warps; the caller is number `warp`.  warps: a power of two, and more than 1 for 128
- * columns. */
+/* Splits a tile.  `warps` warps share the rows, and `warp` is this warp's index.  warps: a power of two, and more than
+ * 1 for 128 columns. */
 template <int COLUMNS>
 GT_DEV void split_rows(uint32_t tile, uint32_t inverses, int warp, int warps) {
     using S = SplitTile<COLUMNS>;
@@ -204,10 +214,10 @@ GT_DEV void split_rows(uint32_t tile, uint32_t inverses, int warp, int warps) {
 
 /* ---- states ---------------------------------------------------------------------------------------------------- */
 
-/* Fills Weights as make_weights() does, for the tokens 2 lane, 2 lane + 1.  weight: Delta suf (or pre); left, right:
- * the inverse powers of both tiles.  Stored weights are 2^24 times as large.  The reason: the inverses are 2^-13 each
- * for numbers about 1, so their product with the smallest weights would leave fp32's range.  Weights::INVERSE: the
- * inverse of v's power. */
+/* make_split_weights() fills Weights for tokens 2 lane and 2 lane + 1.  weight: Delta suf, or pre in reverse.  left,
+ * right: the inverse powers of both tiles.  The stored weights are WEIGHT_POWER times as large.  The reason: for
+ * numbers near 1 each inverse is 2^-13, so the products with the smallest weights would leave the range of fp32.
+ * Weights::INVERSE becomes the inverse of the power of v. */
 constexpr float WEIGHT_POWER = 0x1p24f;
 
 GT_DEV void make_split_weights(uint32_t addresses, float2 weight, float2 left, float2 right) {
@@ -220,7 +230,7 @@ GT_DEV void make_split_weights(uint32_t addresses, float2 weight, float2 left, f
     if (here() == 0) sts<float>(addresses + 4 * Weights::INVERSE, power.inverse);
 }
 
-/* A warp's part of a state: WarpState without a power. */
+/* A warp's part of a state: like WarpState, but the registers have no power of two. */
 template <int NP>
 struct SplitState {
     static constexpr int TILES = NP / 8;
@@ -256,7 +266,7 @@ struct SplitState {
         }
     }
 
-    /* The power that brings the largest magnitude of the warp's part to 2^13 ... 2^14. */
+    /* The power of two that brings the largest magnitude of the warp's part to between 2^13 and 2^14. */
     GT_METHOD Power power() const {
         float partial[4] = {};
         GT_UNROLL
@@ -267,7 +277,7 @@ struct SplitState {
         return split_power(most);
     }
 
-    /* Makes right operands of columns 16 k ... of the state: [rows 8 n ...][two registers]. */
+    /* Splits 16 columns of the state, from 16 k on, into right operands: [8 rows][two registers]. */
     GT_METHOD void operands(int k, float power, uint32_t (&hi)[2][2], uint32_t (&lo)[2][2]) const {
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
@@ -288,8 +298,8 @@ struct SplitState {
         }
     }
 
-    /* H += sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns; the warp's columns are pair
-     * `unit_warp`.  right: split tile of B or C. */
+    /* H += sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns, of which the warp takes 16
+     * from 16 unit_warp on.  right: split tile of B or C. */
     GT_METHOD void update(uint32_t left, int unit_warp, uint32_t right, uint32_t weights) {
         using X = SplitTile<64>;
         using B = SplitTile<NP>;

@@ -1,30 +1,31 @@
-/* gt/ssd/mma/fp32_forward.cuh - ssd forward on tensor cores, fp32 activations: products of split numbers
- * (fp32_chunk.cuh).  N is a multiple of 16, P of 8, and rows are whole pieces of 16 bytes.  The file also has the
- * passes over states alone: see states.cuh.
+/* gt/ssd/mma/fp32_forward.cuh - ssd forward on tensor cores, with fp32 activations: products of split numbers
+ * (fp32_chunk.cuh).  choice.cuh has the conditions.  The file also has the passes that compute only states, as in
+ * states.cuh.
  *
  * grid strands*G*pairs, block 8 warps: two units of one group, 4 warps each, as in forward_tensor_kernel.  A chunk of
- * 32 tokens:
- *     1  Copies of x, B, C have arrived.  Six warps split rows in place, two make decay factors.  -- barrier
- *     2  S = C B^T: six products of 16 x 8 on and under the diagonal, one per warp, once for both units.  The other two
- *        warps make the weights of the update.  -- barrier
- *     3  M_ts = S_ts L_ts Delta_s of each unit, 8 rows per warp, split by the largest number of a row.  A head's Dskip
- *        is added on the diagonal.  y = pre_t (C_t H) of 32 tokens x 16 rows per warp, with H's accumulators as the
- *        right operand; then H <- E H.  -- barrier
- *     4  y += M x (+ Dskip x of channels), times silu(z); H += (x Delta suf)^T B.
- * Copies of the next chunk's x and B start at the beginning of phase 1.  Copies of its C, which has one stage, start at
+ * 32 tokens takes four phases:
+ *     1  x, B, C have arrived.  Six warps split rows in place, and two compute decay factors.  -- barrier
+ *     2  S = C B^T, once for both units: six products of 16 x 8 on and under the diagonal, one for each of six warps.
+ *        The other two warps compute the weights of the update.  -- barrier
+ *     3  M_ts = S_ts L_ts Delta_s of each unit, 8 rows per warp, split with a power for each row.  If Dskip is per
+ *        head, it is added on the diagonal.  y = pre_t (C_t H), 32 tokens x 16 rows per warp; the accumulators of H are
+ *        split into the right operand.  Then H <- E H.  -- barrier
+ *     4  y += M x (and Dskip x if Dskip is per channel), times silu(z).  H += (x Delta suf)^T B.
+ * Copies of the next chunk's x and B start at the beginning of phase 1.  C has only one stage, so its copy starts at
  * the end of phase 3.
- * N > 128, BACKWARD with z: as in forward_tensor_kernel.
+ * N > 128, and BACKWARD with z: as in forward_tensor_kernel.
  *
- * registers, N = 128: H 64, y 16, operands 24 (phase 3); v 16, sums 8, operands 8 (phase 4).  256 threads; two blocks
- * share a multiprocessor.  Where only one fits, it uses all registers.
- * shared memory, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 6 KB, S 4 KB, factors 8 KB: 98 KB.
+ * registers, N = 128: H 64, y 16, operands 24 (phase 3); v 16, sums 8, operands 8 (phase 4).  Two blocks share a
+ * multiprocessor.  On devices where only one block fits, the block may use all registers.
+ * shared memory, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 6 KB, S 4 KB, factors 8 KB.  In all 98 KB.
  * tensor cores per warp and chunk, N = 128, m16n8k16: 24 for S (6 of 8 warps), 96 for y from the state, 18 for y from
  * pairs, 96 for the update.  In all 228, or 28.5 per token and head.
- * issue slots per token and head, N = 128, profiled on 9.0: 317; passes over states 141.
- * Forward computes the numbers of the warp and of the chunks again where a phase needs them: for a spilled number a
- * warp would wait for L2.
- * bytes per token and head: x and y (also z) 4 P each.  B and C 8 N / heads of a group from memory, and 4 N per head
- * from L2.  Checkpoints P N / 32.  Partial sums as in forward_tensor_kernel.
+ * issue slots per token and head, N = 128, profiled on compute capability 9.0: 317 for forward, 141 for passes over
+ * states.
+ * Each phase of forward computes the warp's index and the addresses of the chunk again.  If the compiler spilled these
+ * numbers, a warp would wait for L2.
+ * bytes per token and head: x, y (and z) 4 P each.  B and C together 8 N / heads of a group from memory, and 4 N from
+ * L2.  Checkpoints P N / 32.  Partial sums as in forward_tensor_kernel.
  * Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_FP32_FORWARD_CUH
 #define GT_SSD_MMA_FP32_FORWARD_CUH
@@ -37,7 +38,7 @@ namespace ssd {
 
 /* ---- a block's position ----------------------------------------------------------------------------------------- */
 
-/* Cursor in chunks of SHORT tokens.  It also has the offsets, in elements, of the first rows of tensors. */
+/* Cursor for chunks of SHORT tokens.  It also keeps the offsets of a segment's first rows in tensors, in elements. */
 struct ShortCursor : Cursor {
     enum Base {
         LEFT = 0,
@@ -45,7 +46,7 @@ struct ShortCursor : Cursor {
         RIGHT = 2 * MMA_UNITS,
         C,
         BASES
-    }; /* [MMA_UNITS] each: x or dy, y; then B or C of states, C */
+    }; /* LEFT: x or dy, OUT: y, [MMA_UNITS] each; RIGHT: B, or C in reverse; C: C of forward */
     static constexpr int BYTES = Cursor::BYTES + 8 * BASES;
     GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(addresses + 8) + (int64_t)chunk * SHORT; }
     GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(addresses + 16) - token(chunk); }
@@ -53,7 +54,7 @@ struct ShortCursor : Cursor {
     GT_METHOD int chunks() const { return (int)((left(0) + SHORT - 1) / SHORT); }
     GT_METHOD int64_t base(int i) const { return lds<int64_t>(addresses + Cursor::BYTES + 8 * i); }
 
-    /* Called after enter(), by one thread, before a barrier. */
+    /* One thread calls these functions, after enter() and before a barrier. */
     GT_METHOD void keep_base(int i, int64_t elements) const {
         sts<int64_t>(addresses + Cursor::BYTES + 8 * i, elements);
     }
@@ -66,7 +67,7 @@ struct ShortCursor : Cursor {
     }
 };
 
-/* tokens: of the chunk */
+/* Starts to copy a chunk's tiles of x or dy, one for each unit.  tokens: the number of tokens in the chunk. */
 GT_DEV void load_split_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
                              const ShortCursor& cursor, int chunk, int tokens) {
     constexpr unsigned PIECES = 64 / 4;
@@ -91,18 +92,19 @@ GT_DEV void load_split_group(const Problem& in, const void* data, const gt_strid
                         in.columns);
 }
 
-/* Loads dt of the tokens 2 lane, 2 lane + 1 of a chunk.  Lanes from SHORT / 2 on have no tokens. */
+/* Loads dt of tokens 2 lane and 2 lane + 1 of a chunk.  Lanes from SHORT / 2 on have no tokens. */
 GT_DEV void load_dt(const Problem& in, const ShortCursor& cursor, int unit, int chunk, float (&dt)[2]) {
     load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk), dt);
 }
 
-/* Address of the plain checkpoint of a unit: the state before chunk `chunk`, or after it with REVERSE. */
+/* The address of a unit's fp32 checkpoint.  It holds the state before chunk `chunk`, or in reverse the gradient after
+ * it. */
 GT_DEV float* plain_slot(const Problem& in, const ShortCursor& cursor, const Checkpoints& checkpoints, int unit,
                          int chunk) {
     return checkpoints.plain + unit_slot(in, cursor, unit, chunk / (CHUNK / SHORT)) * in.P * in.N;
 }
 
-/* Makes the weights of a unit's update, by one warp: Delta suf, in reverse pre. */
+/* One warp computes the weights of a unit's update: Delta suf, or pre in reverse. */
 GT_DEV void split_update_weights(uint32_t weights, uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
     const int t = 2 * here();
     float2 a = {0.0f, 0.0f}, b = a, weight = a;
@@ -118,15 +120,15 @@ GT_DEV void split_update_weights(uint32_t weights, uint32_t addresses, uint32_t 
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-/* Offsets in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays. */
 template <int NP_>
 struct ForwardSplitTile {
     static constexpr int NP = NP_, TILE_X = SplitTile<64>::BYTES, TILE_B = SplitTile<NP>::BYTES;
-    static constexpr int PAIR_BLOCKS = SHORT_BLOCKS * (SHORT_BLOCKS + 1) / 2; /* of 16 x 16 */
-    static constexpr int M_BLOCK = BLOCK * TileShape<2 * BLOCK>::PITCH_BYTES; /* split */
+    static constexpr int PAIR_BLOCKS = SHORT_BLOCKS * (SHORT_BLOCKS + 1) / 2; /* blocks of 16 x 16 */
+    static constexpr int M_BLOCK = BLOCK * TileShape<2 * BLOCK>::PITCH_BYTES; /* bytes of a block of split numbers */
     static constexpr int S_PITCH = 4 * (BLOCK + 4), S_BLOCK = BLOCK * S_PITCH;
-    static constexpr int X = 0;                          /* [2][MMA_UNITS] */
-    static constexpr int B = X + 2 * MMA_UNITS * TILE_X; /* [2] */
+    static constexpr int X = 0;                          /* [2 stages][MMA_UNITS] */
+    static constexpr int B = X + 2 * MMA_UNITS * TILE_X; /* [2 stages] */
     static constexpr int C = B + 2 * TILE_B;
     static constexpr int M = C + TILE_B;                                     /* [MMA_UNITS][PAIR_BLOCKS] */
     static constexpr int S = M + MMA_UNITS * PAIR_BLOCKS * M_BLOCK;          /* [PAIR_BLOCKS] */
@@ -135,7 +137,7 @@ struct ForwardSplitTile {
     static constexpr int B_INVERSE = WEIGHTS + MMA_UNITS * 4 * Weights::COUNT, C_INVERSE = B_INVERSE + 4 * SHORT;
     static constexpr int X_INVERSE = C_INVERSE + 4 * SHORT;             /* [MMA_UNITS] */
     static constexpr int M_INVERSE = X_INVERSE + MMA_UNITS * 4 * SHORT; /* [MMA_UNITS] */
-    static constexpr int DT = M_INVERSE + MMA_UNITS * 4 * SHORT;        /* [MMA_UNITS], of the next chunk */
+    static constexpr int DT = M_INVERSE + MMA_UNITS * 4 * SHORT;        /* [MMA_UNITS]: dt of the next chunk */
     static constexpr int CURSOR = DT + MMA_UNITS * 4 * SHORT;
     static constexpr int BYTES = CURSOR + ShortCursor::BYTES;
     static_assert(M % 128 == 0 && C % 128 == 0, "tiles begin at multiples of 128");
@@ -144,14 +146,14 @@ struct ForwardSplitTile {
 
 GT_DEV int short_block(int tb, int sb) { return tb * (tb + 1) / 2 + sb; }
 
-/* Makes product `number` of the six products of S: 16 tokens t by 8 tokens s. */
+/* Computes one of the six products of S, 16 tokens t by 8 tokens s.  number: 0 to 5. */
 template <class Tile>
 GT_DEV void make_split_S(uint32_t smem, uint32_t B, int number) {
     constexpr int NP = Tile::NP, WIDE = SplitTile<NP>::WIDE, LO = SplitTile<NP>::LO;
-    const int tb = number < 2 ? 0 : 1, group = number < 2 ? number : number - 2; /* of 8 tokens s */
+    const int tb = number < 2 ? 0 : 1, group = number < 2 ? number : number - 2; /* group: index of the 8 tokens s */
     const int lane = here(), g = lane / 4, j = lane % 4;
-    float sums[3][4] = {}; /* one sum for each term of a split product, so that a sum waits for a third of the products
-                            * only */
+    float sums[3][4] = {}; /* one sum for each of the three products of split numbers, so that a product waits only for
+                            * every third one */
     const uint32_t C = by_rows<WIDE>(smem + Tile::C), row = B + panel_at<2 * WIDE>(8 * group + lane % 8, lane / 8 % 2);
     GT_UNROLL
     for (int k = 0; k < NP / 16; k++) {
@@ -173,8 +175,8 @@ GT_DEV void make_split_S(uint32_t smem, uint32_t B, int number) {
     sts<float2>(to + (g + 8) * Tile::S_PITCH, {S[2], S[3]});
 }
 
-/* Makes M of 8 tokens t, from 8 `group` on: a lane has one t and 8 tokens s.  skip: Dskip of a head, else 0.  On M's
- * diagonal it adds Dskip x to y. */
+/* Computes M of 8 tokens t, from 8 group on.  A lane has one t and 8 tokens s.  skip: Dskip if it is per head, else 0.
+ * On the diagonal of M, skip adds Dskip x to y. */
 template <class Tile>
 GT_DEV void make_split_M(uint32_t smem, int unit, int group, float skip) {
     const int lane = here(), j = lane % 4, t = 8 * group + lane / 4;
@@ -187,9 +189,9 @@ GT_DEV void make_split_M(uint32_t smem, int unit, int group, float skip) {
     float largest = 0.0f;
     if (exists) {
         float from = lds<float>(smem + Tile::C_INVERSE + 4 * t);
-        int to = Factors::DIAGONAL + 8 * t; /* second factor of L, for 8 tokens s */
+        int to = Factors::DIAGONAL + 8 * t; /* where the factors of L for the 8 tokens s lie */
         if (j < group) {
-            const bool same = j / 2 == group / 2; /* block of 16 */
+            const bool same = j / 2 == group / 2; /* t and s lie in one block of 16 tokens */
             from *= lds<float>(addresses + 4 * ((same ? Factors::HALF : Factors::U) + t));
             to = (same ? Factors::HALF : Factors::V) + 8 * j;
         }
@@ -210,7 +212,7 @@ GT_DEV void make_split_M(uint32_t smem, int unit, int group, float skip) {
         float diagonal = 0.0f;
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
-            if (8 * j + i > t) M[i] = 0.0f; /* S may be anything there */
+            if (8 * j + i > t) M[i] = 0.0f; /* above the diagonal S may have any value */
             if (8 * j + i == t) diagonal = M[i];
         }
         diagonal = finite(fma_rn(skip, lds<float>(smem + Tile::X_INVERSE + 4 * (SHORT * unit + t)), diagonal));
@@ -224,7 +226,7 @@ GT_DEV void make_split_M(uint32_t smem, int unit, int group, float skip) {
     for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
     const Power power = split_power(largest);
     if (j == 0) sts<float>(smem + Tile::M_INVERSE + 4 * (SHORT * unit + t), power.inverse);
-    if (j / 2 > group / 2) return; /* no such block */
+    if (j / 2 > group / 2) return; /* this block lies above the diagonal */
     uint4 hi, lo;
     split_pair(M[0] * power.value, M[1] * power.value, hi.x, lo.x);
     split_pair(M[2] * power.value, M[3] * power.value, hi.y, lo.y);
@@ -235,10 +237,11 @@ GT_DEV void make_split_M(uint32_t smem, int unit, int group, float skip) {
     sts<uint4>(to + panel_at<4 * BLOCK>(row, half + 2), lo);
 }
 
-/* y of 32 tokens in rows 16 unit_warp + 8 n + 2j, + 1 of a unit: [block of t][n][registers of an mma accumulator]. */
+/* A warp's y of 32 tokens: [block of t][n][registers of an mma accumulator].  n: 8 rows p, from 16 unit_warp + 8 n
+ * on. */
 typedef float SplitY[SHORT_BLOCKS][2][4];
 
-/* pre_t C_t H */
+/* y = pre_t (C_t H) */
 template <class Tile>
 GT_DEV void make_split_y(uint32_t smem, int unit, const SplitState<Tile::NP>& state, SplitY& y) {
     constexpr int WIDE = SplitTile<Tile::NP>::WIDE, LO = SplitTile<Tile::NP>::LO;
@@ -304,8 +307,8 @@ GT_DEV void add_split_pairs(uint32_t smem, uint32_t x, int unit, int unit_warp, 
     }
 }
 
-/* Adds Dskip x of channels and the partial sums of other launches, applies the gate, and stores y.  The lanes of a
- * token write 32 adjacent bytes. */
+/* Adds the partial sums of earlier launches, and Dskip x if Dskip is per channel.  Applies the gate and stores y.  The
+ * lanes of a token write 32 adjacent bytes. */
 template <class Tile>
 GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, const ShortCursor& cursor, int chunk,
                           int unit, int unit_warp, SplitY& y) {
@@ -315,7 +318,8 @@ GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, cons
               row0 = cursor.row0(unit) + 16 * unit_warp;
     const int tokens = cursor.tokens(chunk) - g;
     const auto exists = [&](int i) { return 8 * (i / 2) < tokens && row0 + 8 * (i % 2) < in.P; };
-    const auto sum = [&](int i) { return &y[i / 4][i % 2][i / 2 % 2 * 2]; }; /* token 8 (i / 2), rows 8 (i % 2) */
+    const auto sum = [&](int i) { return &y[i / 4][i % 2][i / 2 % 2 * 2]; }; /* token 8 (i / 2) + g, rows from 8 (i % 2)
+                                                                              * + 2 j on */
     const auto each_of = [&](const float* from, int64_t pitch, auto work) {
         GT_UNROLL
         for (int i = 0; i < 8; i++)
@@ -376,7 +380,7 @@ GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, cons
             });
 }
 
-/* Returns the item's number, because no registers keep it. */
+/* Runs one segment, chunk by chunk.  Returns `item` from shared memory, so that no register keeps it. */
 template <class Tile>
 GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
     constexpr int NP = Tile::NP;
@@ -409,7 +413,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
     }
     cp_async_commit();
     const auto fetch_dt =
-        [&](int unit, int chunk) { /* two tokens per lane */
+        [&](int unit, int chunk) { /* a lane has two tokens */
                                    float dt[2];
                                    load_dt(in, cursor, unit, chunk, dt);
                                    if (2 * here() < SHORT)
@@ -431,7 +435,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         }
         cp_async_wait<0>();
         sync_threads();
-        if (chunk + 1 < cursor.chunks()) { /* into the stage that the previous chunk has freed */
+        if (chunk + 1 < cursor.chunks()) { /* copies to the stage that the previous chunk has freed */
             const int tokens = cursor.tokens(chunk + 1);
             load_split_units(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * MMA_UNITS * Tile::TILE_X, cursor,
                              chunk + 1, tokens);
@@ -457,7 +461,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
             }
             deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
             make_factors(addresses(unit), delta, in.A[cursor.head(unit)]);
-            sync_warp(); /* all lanes have read them */
+            sync_warp(); /* all lanes have read this chunk's dt */
             if (chunk + 1 < cursor.chunks()) fetch_dt(unit, chunk + 1);
         }
         sync_threads();
@@ -473,7 +477,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
             make_split_y<Tile>(smem, unit, state, y);
             state.decay(split_decay(addresses(unit)));
         }
-        sync_threads(); /* C is free */
+        sync_threads(); /* all warps have read C */
         if (chunk + 1 < cursor.chunks())
             load_split_group<NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, cursor, ShortCursor::C, chunk + 1,
                                  cursor.tokens(chunk + 1));
@@ -484,7 +488,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         store_split_y<Tile>(p, smem, x(unit), cursor, chunk, unit, unit_warp, y);
         state.update(x(unit), unit_warp, B(), weights(unit));
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again */
     const int unit = unit_here(), unit_warp = part_here();
     float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
     if (unit < cursor.units() && end)
@@ -510,20 +514,20 @@ forward_fp32_kernel(const GT_GRID_CONSTANT TensorParams p) {
 template <int NP_>
 struct StatesSplitTile {
     static constexpr int NP = NP_, TILE_LEFT = SplitTile<64>::BYTES, TILE_RIGHT = SplitTile<NP>::BYTES;
-    static constexpr int LEFT = 0;                                           /* x or dy: [2][MMA_UNITS] */
-    static constexpr int RIGHT = LEFT + 2 * MMA_UNITS * TILE_LEFT;           /* B or C: [2] */
+    static constexpr int LEFT = 0;                                           /* x or dy: [2 stages][MMA_UNITS] */
+    static constexpr int RIGHT = LEFT + 2 * MMA_UNITS * TILE_LEFT;           /* B or C: [2 stages] */
     static constexpr int FACTORS = RIGHT + 2 * TILE_RIGHT;                   /* [MMA_UNITS] */
     static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT; /* [MMA_UNITS] */
     static constexpr int INVERSE = WEIGHTS + MMA_UNITS * 4 * Weights::COUNT;
     static constexpr int LEFT_INVERSE = INVERSE + 4 * SHORT;         /* [MMA_UNITS] */
-    static constexpr int LOG = LEFT_INVERSE + MMA_UNITS * 4 * SHORT; /* [MMA_UNITS] TwoTermSum: log of the decay of the
-                                                                      * segment so far */
+    static constexpr int LOG = LEFT_INVERSE + MMA_UNITS * 4 * SHORT; /* [MMA_UNITS]: TwoTermSum of the logs
+                                                                      * of decays */
     static constexpr int CURSOR = LOG + MMA_UNITS * 8;
     static constexpr int BYTES = CURSOR + ShortCursor::BYTES;
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for fp32 activations");
 };
 
-/* pass_over_states() for split numbers.  Returns the item's number, because no registers keep it. */
+/* pass_over_states() for split numbers.  Returns `item` from shared memory, so that no register keeps it. */
 template <class Tile, bool REVERSE>
 GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
     constexpr int NP = Tile::NP;
@@ -579,7 +583,7 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
             state.store(plain_slot(in, cursor, p.checkpoints, unit, chunk), cursor.row0(unit) + 16 * unit_warp, in);
         cp_async_wait<0>();
         sync_threads();
-        load(i + 1); /* into the stage that the previous chunk has freed */
+        load(i + 1); /* copies to the stage that the previous chunk has freed */
         if (unit_warp >= 2) {
             split_rows<NP>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * MMA_UNITS);
         } else if (active && unit_warp == 1) {
@@ -610,7 +614,7 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
             sts<TwoTermSum>(log, sum);
         }
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again */
     const int row0 = cursor.row0(unit) + 16 * unit_warp;
     if (unit < cursor.units() && p.is_local) {
         state.store(in.segments.states + unit_state(in, cursor, unit, same.segment_slot), row0, in);
@@ -630,7 +634,7 @@ states_fp32_kernel(const GT_GRID_CONSTANT StatesParams p) {
 #if GT_SM80_KERNELS
     using Tile = StatesSplitTile<NP>;
     wait_for_chain();
-    if (p.state_sum) { /* a strand may have no sequence */
+    if (p.state_sum) { /* clears the strand's row, because a strand may have no sequence */
         const ShortCursor cursor = {{smem_base() + Tile::CURSOR}};
         cursor.enter(p.in, Span{}, 0);
         const int unit = warp_id() / UNIT_WARPS, row0 = cursor.row0(unit) + warp_id() % UNIT_WARPS * 16;

@@ -1,45 +1,49 @@
-/* gt/ssd/mma/fp32_gradients.cuh - ssd backward of a chunk on tensor cores, fp32 activations: products of split numbers
- * (fp32_chunk.cuh).  It makes every gradient but dz and dstate_in; other passes make these two, as for gradients.cuh.
+/* gt/ssd/mma/fp32_gradients.cuh - ssd backward of a chunk on tensor cores, with fp32 activations: products of split
+ * numbers (fp32_chunk.cuh).  The kernel computes every gradient but dz and dstate_in.  Other passes compute these two,
+ * as in gradients.cuh.
  *
- * A slot of 128 tokens, from one checkpoint to the next, is one chunk of the chunked form.  Because h before it and G
- * after it are stored, no state is made again.  A block has 32 tokens of a slot, number `me` of its four chunks, and
- * one group.  It takes the group's heads, and their tiles of 64 rows p, one after another ("steps").  L, pre, suf and E
- * span the slot:
+ * The formulas treat a slot of 128 tokens, from one checkpoint to the next, as one chunk.  h before the slot and G
+ * after it are stored, so no block computes a state.  A block takes 32 tokens of a slot, chunk number `me` of four, for
+ * one group.  It takes the group's heads, and their tiles of 64 rows p, one after another; each of these is a step.  L,
+ * pre, suf and E refer to the whole slot:
  *
- *     own t, any s <= t of the slot      w_ts = <dy_t, x_s> L_ts Delta_s       W += w       dC_t += sum W_ts B_s  (end)
- *     own s, any t >= s of the slot      w_ts, and M_ts = <C_t, B_s> L_ts      W += w       dB_s += sum W_ts C_t  (end)
+ *     own t, any s <= t of the slot      w_ts = <dy_t, x_s> L_ts Delta_s       W += w       dC_t += sum W_ts B_s (last)
+ *     own s, any t >= s of the slot      w_ts, and M_ts = <C_t, B_s> L_ts      W += w       dB_s += sum W_ts C_t (last)
  *     U_s = suf_s G B_s + sum_{t>=s} M_ts dy_t               dx_s = Delta_s U_s + Dskip . dy_s.
  *     dC_t += pre_t h^T dy_t          dB_s += Delta_s suf_s G^T x_s            fp32, in registers.
  *
- * So a block uses each of the four chunks of its slot once: earlier chunks as s, later chunks as t, its own as both.
- * <C_t, B_s> is made once per block, and W is summed over the steps; both stay in registers.
+ * "last" means after the last step.  So a block pairs its own tokens with each of the four chunks: earlier chunks have
+ * s, later chunks have t, and its own chunk has both.  <C_t, B_s> is computed once per block, and W is summed over the
+ * steps.  Both stay in registers.
  *
- * da_k is a sum over pairs of the slot (docs/ssd.md, 6).  The block adds the pairs with at least one of its tokens.
- * The other pairs have one sum for all 32 tokens k.  The block stores its terms of that sum as numbers of a chunk and
- * head ("across"):
- *     sum E_t and sum F_s of the chunk, sum Gamma_ts with each chunk before it, its share of Z.
- * chunk_times_fp32_kernel adds them up and makes ddt, dA and ddt_bias.  F_s = Delta_s <x_s, suf_s G B_s> comes from U.
+ * da_k is a sum over pairs of tokens of the slot (docs/ssd.md, section 6).  The block adds the pairs that contain one
+ * of its tokens.  The sum over the other pairs is the same for all 32 tokens k of a chunk.  So each block stores its
+ * terms of these sums, for each head (Across):
+ *     sum E_t and sum F_s of the chunk; sum Gamma_ts with each earlier chunk; its part of Z.
+ * chunk_times_fp32_kernel adds these terms to da, and computes ddt, dA and ddt_bias.  F_s = Delta_s <x_s, suf_s G B_s>
+ * comes from U.
  *
- * WARPS, 8.  A step:
- *     copies of x, dy, and the other chunks' x (before) or dy (after) have arrived; G of 32 rows goes to registers.
+ * WARPS: 8.  A step has these phases:
+ *     x, dy, and x of earlier or dy of later chunks have arrived; 32 rows of G go to registers.
  *                                                                                                         -- barrier
- *     rows are split, a power of two per row; a head's decay factors; da of the previous step             -- barrier
+ *     split rows, with a power of two per row; a head's decay factors; da of the previous step            -- barrier
  *     G is split, with one power of two; pairs: 32 own tokens x 16 others per warp: w, W, Gamma, M        -- barrier
  *     dB and dC: 32 tokens x N / 8 columns per warp, h of 32 rows from global memory straight into operands;
  *     U: 16 s x 8 p per warp; dx, <x, U>, <G, h> of the block's rows                                      -- barrier
  *     G of the other 32 rows into registers, barrier, split, barrier, and the products again              -- barrier
- * Each 32 rows p of h have a power of two for a warp's columns.  Each row of 16 tokens of M has its own power, so fp32
- * adds the parts of M dy over these 16 tokens.
+ * h has a power of two for each 32 rows p and a warp's columns.  M has a power for each s and 16 tokens t.  So a
+ * product of M and dy runs over 16 tokens t, and fp32 instructions add these products.
  *
  * registers per thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the current product.  Two blocks share a
- * multiprocessor.  Where only one fits, it uses all registers.
- * shared memory, N = 128: B 16 KB, G 16 KB, five tiles of 32 tokens x 64 rows p 40 KB, M 16 KB, factors and sums 11 KB:
- * 99 KB.
- * tensor cores per step, N = 128, m16n8k16: dB, dC, G B, <dy, x> 384 each, M dy 96 to 384: 55 per token and head at P
- * 64.
- * bytes per token and head, P 64, N 128: x, dy, dx 768 and h, G 512 from memory; other chunks 768 and h, G 1536 from
- * L2.
- * N > 128: one launch for every 128 columns.  Each launch adds its dx, da, <x, U> and sums across to the stored ones.
+ * multiprocessor.  On devices where only one block fits, the block may use all registers.
+ * shared memory, N = 128: B 16 KB, G 16 KB, five tiles of 32 tokens x 64 rows p 40 KB, M 16 KB, factors and sums 11 KB.
+ * In all 99 KB.
+ * tensor cores per step, N = 128, m16n8k16: dB, dC, G B, <dy, x> 384 each, M dy 96 to 384.  This is 55 per token and
+ * head if P = 64.
+ * bytes per token and head, P = 64, N = 128: from memory x, dy, dx 768 and h, G 512; from L2 other chunks 768 and h, G
+ * 1536.
+ * N > 128: every 128 columns have a launch of their own.  Each launch adds its part of dx, da, <x, U> and Across to the
+ * stored sums.
  * grid: [B, slots, G], four chunks each; block 256.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_FP32_GRADIENTS_CUH
 #define GT_SSD_MMA_FP32_GRADIENTS_CUH
@@ -51,11 +55,12 @@ namespace ssd {
 
 /* ---- pairs ------------------------------------------------------------------------------------------------------- */
 
-/* A warp's pairs: the block's 32 tokens with 16 tokens of chunk warp / 2: [16 own][8 others][registers of an mma
- * accumulator].  Own tokens are t if that chunk is before the block's, else s. */
+/* A warp's pairs: the block's 32 own tokens with 16 tokens of chunk warp / 2, [16 own][8 others][registers of an mma
+ * accumulator].  If that chunk is earlier than the block's chunk, own tokens are t; else they are s. */
 typedef float SplitPairs[2][2][4];
 
-/* sums += own rows times other rows, from row 16 `half` of `others` on, over COLUMNS columns. */
+/* Adds to sums the inner products of the rows of `own` with 16 rows of `others`, from row 16 half on.  COLUMNS: length
+ * of a row. */
 template <int COLUMNS>
 GT_DEV void multiply_pairs(uint32_t own, uint32_t others, int half, SplitPairs& sums) {
     using S = SplitTile<COLUMNS>;
@@ -76,7 +81,8 @@ GT_DEV void multiply_pairs(uint32_t own, uint32_t others, int half, SplitPairs& 
     }
 }
 
-/* Stores pairs as left operands, with a power of two for each row of 16.  block: a tile of 16 columns. */
+/* Stores pairs as a left operand of 32 rows and 16 columns, with a power of two for each row.  block: address of the
+ * operand. */
 GT_DEV void store_split_pairs(const SplitPairs& v, uint32_t block, uint32_t inverses) {
     const int g = lane_id() / 4, j = lane_id() % 4;
     GT_UNROLL
@@ -97,13 +103,13 @@ GT_DEV void store_split_pairs(const SplitPairs& v, uint32_t block, uint32_t inve
     }
 }
 
-/* Makes <C_t, B_s> of the warp's pairs; the block's B stays in its tile. */
+/* Computes <C_t, B_s> of the warp's pairs.  The block's B stays in its tile for the steps. */
 template <class Tile>
 GT_DEV void make_split_products(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, SplitPairs& S) {
     constexpr int NP = Tile::NP;
     using Rows = SplitTile<NP>;
     const Problem& in = p.in;
-    /* B, C, the other chunks' */
+    /* tiles: 0 own B, 1 own C, 2 to 4 B or C of the other chunks */
     const auto tile = [&](int i) {
         return me.smem + (i == 0   ? Tile::B
                           : i == 1 ? Tile::X
@@ -147,11 +153,11 @@ GT_DEV void make_split_products(const SplitGradientParams& p, const SplitGradien
 
 /* ---- a step: w, W, M, Gamma -------------------------------------------------------------------------------------- */
 
-/* L_ts of the block's own pairs: rows s from 16 m on, columns t from 16 half + 8 n on. */
+/* Computes L_ts of pairs inside the block's own chunk: rows s from 16 m on, columns t from 16 half + 8 n on. */
 template <class Tile>
 GT_DEV void own_decays(const SplitGradientBlock<Tile>& me, int m, int half, int n, float (&L)[4]) {
     const int g = lane_id() / 4, j = lane_id() % 4, t = 16 * half + 8 * n + 2 * j, s = 16 * m + g;
-    if (m > half) { /* t before s */
+    if (m > half) { /* all t are before all s */
         L[0] = L[1] = L[2] = L[3] = 0.0f;
         return;
     }
@@ -173,9 +179,9 @@ template <class Tile>
 GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPairs& S, SplitPairs& W) {
     const int chunk = me.warp / 2, half = me.warp % 2, g = lane_id() / 4, j = lane_id() % 4;
     const bool is_own = chunk == me.me, is_before = chunk < me.me;
-    SplitPairs v = {}; /* <dy, x>, then M */
+    SplitPairs v = {}; /* v: <dy, x>, then M */
     multiply_pairs<ROWS_P>(is_before ? me.rows(me.me) : me.smem + Tile::X, me.rows(chunk), half, v);
-    float2 column[2]; /* the inverse of the power of t or s, and the decay factor */
+    float2 column[2]; /* for the other tokens: the inverse of the power, times the decay factor */
     GT_UNROLL
     for (int n = 0; n < 2; n++) {
         const int c = 16 * half + 8 * n + 2 * j;
@@ -222,7 +228,7 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
             store_column_sums(columns, me.address(Tile::CORNER + 16));
         }
     }
-    reduce_scatter<4, 4, 1>(rows, j); /* of token 8 j + g */
+    reduce_scatter<4, 4, 1>(rows, j); /* rows[0]: the sum of own token 8 j + g */
     if (!is_own) sts<float>(me.address(Tile::GAMMA + SHORT * me.warp + 8 * j + g), rows[0]);
     if (is_own && half == 1 && j < 2) sts<float>(me.address(Tile::CORNER + 8 * j + g), rows[0]);
     if (!is_before)
@@ -232,8 +238,8 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
 
 /* ---- a step: dB, dC, U, dx --------------------------------------------------------------------------------------- */
 
-/* A warp's columns of dC and dB, for all tokens of the block.  Index 0 is a tile of 16 tokens, index 1 a tile of 8
- * columns, index 2 a register of an mma accumulator. */
+/* A warp's columns of dC and dB, for all tokens of the block: [16 tokens][8 columns][registers of an mma
+ * accumulator]. */
 template <class Tile>
 struct SplitSums {
     float dB[2][Tile::TILES][4], dC[2][Tile::TILES][4];
@@ -248,7 +254,7 @@ GT_DEV void load_left(uint32_t rows, int k, SplitLeft (&a)[2]) {
     }
 }
 
-/* Loads right operands of a warp's columns, from row 16 k of a tile of N columns on. */
+/* Loads right operands for a warp's columns, from rows 16 k to 16 k + 15 of a tile of N columns. */
 template <class Tile>
 GT_DEV void load_right(const SplitGradientBlock<Tile>& me, uint32_t rows, int k, uint32_t (&hi)[Tile::TILES][2],
                        uint32_t (&lo)[Tile::TILES][2]) {
@@ -271,13 +277,13 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     const Problem& in = p.in;
     if (me.warp >= Tile::ACTIVE) return;
     const int g = lane_id() / 4, j = lane_id() % 4, column0 = 8 * TILES * me.warp;
-    /* h[16 k + 2 j, + 1, + 8, + 9][g], in the layout of a right operand */
+    /* h in the layout of a right operand: state[k][n] has rows 16 k + 2 j, + 1, + 8, + 9 and column 8 n + g */
     float state[2][TILES][4];
     const float* from = p.h.plain;
     const bool exists = from;
     if (exists) from += me.base(BASE_STATE) + head * p.state_step + (int64_t)(p0 + 2 * j) * in.N + column0 + g;
     GT_UNROLL
-    for (int i = 0; i < 4; i++) { /* 8 rows at a time, which all exist or are all missing */
+    for (int i = 0; i < 4; i++) { /* 8 rows at a time; P is a multiple of 8, so all of them exist or none */
         const bool has_rows = exists && p0 + 8 * i < in.P;
         GT_UNROLL
         for (int n = 0; n < TILES; n++) {
@@ -287,9 +293,10 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
                 state[i / 2][n][i % 2 * 2 + e] = reads ? ldg<float>(from + (8 * i + e) * in.N + 8 * n) : 0.0f;
         }
     }
-    const bool second = p0 % ROWS_P; /* the second half of the step's rows: sums exist already */
+    const bool second = p0 % ROWS_P; /* the second half of the step's rows adds to the sums of the first */
     const uint32_t first =
-        second ? 2 * HALF_P : 0; /* bytes; in the swizzled layout, rows p HALF_P apart differ by this offset */
+        second ? 2 * HALF_P : 0; /* the offset in bytes, in the swizzled layout, between columns p that are HALF_P
+                                  * apart */
     float factor[4], Z = 0.0f;
     const int chunks = (me.slot_tokens + SHORT - 1) / SHORT;
     const Power G_power = power_of_G(me);
@@ -306,7 +313,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
             load_left<Tile>(by_rows<2 * ROWS_P>(me.smem + Tile::X) ^ first, k, a);
             load_right(me, by_rows<Tile::WIDE>(me.smem + Tile::G), k, hi, lo);
             mma_split(share, a, hi, lo);
-            const int owner = (p0 / 16 + k) % SLOT_SHORTS; /* of these rows of Z */
+            const int owner = (p0 / 16 + k) % SLOT_SHORTS; /* the chunk whose block adds <G, h> of these 16 rows */
             if ((owner < chunks ? owner : 0) != me.me) continue;
             float Gh = 0.0f;
             GT_UNROLL
@@ -352,7 +359,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     const int tokens = me.tokens(me.me) - g;
     GT_UNROLL
     for (int i = 0; i < 4 * TILES; i++) {
-        const int m = i / 2 / TILES, n = i / 2 % TILES, e = i % 2; /* row 16 m + 8 e + g */
+        const int m = i / 2 / TILES, n = i / 2 % TILES, e = i % 2; /* token 16 m + 8 e + g */
         const float by = factor[2 * m + e];
         const bool has_C = 16 * m + 8 * e < tokens && column0 + 8 * n < in.columns;
         const float2 c = has_C ? ldg<float2>(C + (16 * m + 8 * e) * in.Cm_stride.t + 8 * n) : float2{0.0f, 0.0f};
@@ -366,20 +373,21 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     sts<float>(me.address(to), second ? me.value(to) + dots[0] : dots[0]);
 }
 
-/* Makes U of 16 tokens s by 8 rows p per warp; then dx, <x, U>, F and dDskip. */
+/* Computes U, 16 tokens s by 8 rows p for each warp.  Then computes dx, <x, U>, F and dDskip. */
 template <class Tile>
 GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int h, int head,
                                 int p0) {
     constexpr int NP = Tile::NP, WIDE = Tile::WIDE, LO = SplitTile<ROWS_P>::LO;
     const Problem& in = p.in;
     const int lane = lane_id(), g = lane / 4, j = lane % 4, s_block = me.warp / 4, p_block = me.warp % 4;
-    const bool second = p0 % ROWS_P; /* the second half of the step's rows: sums exist already */
+    const bool second = p0 % ROWS_P; /* the second half of the step's rows adds to the sums of the first */
     const int s = 16 * s_block + g, row = p0 + 8 * p_block + 2 * j, piece = p_block + (second ? HALF_P / 8 : 0);
-    float from_G[2][1][1][4] = {}, from_pairs[4] = {}; /* [0]: sums of even k, [1]: of odd k, so that a sum waits for
-                                                        * half of the products only */
+    float from_G[2][1][1][4] = {}, from_pairs[4] = {}; /* [0]: sums of even k, [1]: of odd k, so that a product waits
+                                                        * only for every second one */
     const uint32_t B = by_rows<WIDE>(me.smem + Tile::B),
                    G = me.smem + Tile::G +
-                       panel_at<2 * WIDE>(8 * p_block + lane % 8, lane / 8 % 2 + lane / 16 * (NP / 8)); /* hi, lo */
+                       panel_at<2 * WIDE>(8 * p_block + lane % 8, lane / 8 % 2 + lane / 16 * (NP / 8)); /* hi and lo of
+                                                                                                         * G */
     const auto multiply = [&](float(&sums)[1][1][4], const SplitLeft(&a)[1], const uint32_t(&b)[4]) {
         const uint32_t hi[1][2] = {{b[0], b[1]}}, lo[1][2] = {{b[2], b[3]}};
         mma_split(sums, a, hi, lo);
@@ -396,7 +404,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
     GT_UNROLL
     for (int e = 0; e < 4; e++) from_G[0][0][0][e] += from_G[1][0][0][e];
     {
-        /* takes 16 tokens t at a time, from the block of s on */
+        /* the loop takes 16 tokens t at a time, from the block of s on */
         constexpr int M_STEP = Tile::BLOCK16, DY_STEP = Tile::ROWS / 2;
         const int blocks = (me.slot_tokens + 15) / 16, first = 2 * me.me + s_block;
         uint32_t M = block_at<32>(by_rows<32>(me.smem + Tile::M + M_STEP * first), s_block, 0),
@@ -422,7 +430,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
     const float G_inverse = power_of_G(me).inverse;
     const float2 skip = skips_of(in, h, row);
     const bool needs_dy = in.Dskip || p.dskip;
-    float dots[4], dskip[2] = {}; /* <x, U> and F of s and s + 8 */
+    float dots[4], dskip[2] = {}; /* dots: <x, U> of s and s + 8, then F of s and s + 8 */
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const int t = s + 8 * e;
@@ -466,7 +474,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
 
 /* ---- dB and dC in the end ---------------------------------------------------------------------------------------- */
 
-/* sums += pairs times the rows of `right`.  pairs: blocks of 16 columns. */
+/* sums += W times the rows of `right`.  pairs: two left operands, which store_split_pairs() has stored. */
 template <class Tile>
 GT_DEV void add_weighted(const SplitGradientBlock<Tile>& me, float (&sums)[2][Tile::TILES][4], uint32_t pairs,
                          int inverses, uint32_t right) {
@@ -509,14 +517,14 @@ GT_DEV void store_split_sums(const SplitGradientBlock<Tile>& me, const Problem& 
     }
 }
 
-/* Adds dC += W B and dB += W^T C, for one other chunk after another.  Stores both to memory. */
+/* Adds W B to dC and W^T C to dB, for one chunk of the slot after another.  Then stores dB and dC. */
 template <class Tile>
 GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, SplitPairs& W,
                               SplitSums<Tile>& sums) {
     constexpr int NP = Tile::NP;
     const Problem& in = p.in;
     const int half = me.warp % 2, lane = lane_id(), g = lane / 4, j = lane % 4;
-    const uint32_t tile = me.smem + Tile::G, plain = me.smem + Tile::X; /* W of the own pairs, [s][33] */
+    const uint32_t tile = me.smem + Tile::G, plain = me.smem + Tile::X; /* plain: fp32 W of own pairs, [s][33] */
     constexpr int TURNED = 4 * SHORT * (SHORT + 1), PITCH = SHORT + 1;
     GT_NO_UNROLL
     for (int chunk = 0; chunk < SLOT_SHORTS; chunk++) {
@@ -551,7 +559,8 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
             }
             store_split_pairs(W, me.smem + Tile::M + Tile::BLOCK16 * half, me.address(Tile::M_INVERSE + SHORT * half));
         }
-        if (is_own && me.warp / 2 == (chunk + 1) % SLOT_SHORTS) { /* a lane has 16 columns s of a row t */
+        if (is_own && me.warp / 2 == (chunk + 1) % SLOT_SHORTS) { /* transposes W of own pairs: a lane has 16 columns s
+                                                                   * of a row t */
             float x[16], largest = 0.0f;
             GT_UNROLL
             for (int i = 0; i < 16; i++) {
@@ -588,7 +597,7 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
 template <class Tile>
 GT_DEV void split_gradients_of(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me) {
     const Problem& in = p.in;
-    constexpr int FINISHES = 7; /* one of the warps that split the fewest rows and make no factors */
+    constexpr int FINISHES = 7; /* this warp splits the fewest rows and computes no factors */
     const int heads = (int)(in.H / in.G), last_p = (in.P - 1) / ROWS_P * ROWS_P;
     SplitPairs S, W = {};
     SplitSums<Tile> sums = {};

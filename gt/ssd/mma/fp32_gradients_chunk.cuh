@@ -1,5 +1,5 @@
-/* gt/ssd/mma/fp32_gradients_chunk.cuh - the chunk and the steps of a block of chunk_gradient_fp32_kernel
- * (fp32_gradients.cuh): layout of shared memory, copies, splitting, decay factors, and da after a step. */
+/* gt/ssd/mma/fp32_gradients_chunk.cuh - the tiles and tokens of chunk_gradient_fp32_kernel (fp32_gradients.cuh): layout
+ * of shared memory, copies, splitting, decay factors, and da after a step. */
 #ifndef GT_SSD_MMA_FP32_GRADIENTS_CHUNK_CUH
 #define GT_SSD_MMA_FP32_GRADIENTS_CHUNK_CUH
 
@@ -11,30 +11,39 @@ namespace ssd {
 template <int NP_>
 struct GradientSplitTile {
     static constexpr int NP = NP_, WIDE = SplitTile<NP>::WIDE, LO = SplitTile<NP>::LO;
-    static constexpr int TILES = NP < 64 ? 1 : NP / 64, ACTIVE = NP / 8 / TILES; /* TILES of 8 columns per warp, in
-                                                                                  * ACTIVE warps */
+    static constexpr int TILES = NP < 64 ? 1 : NP / 64, ACTIVE = NP / 8 / TILES; /* ACTIVE warps have TILES tiles of 8
+                                                                                  * columns each */
     static constexpr int TILE = SplitTile<NP>::BYTES, ROWS = SplitTile<ROWS_P>::BYTES, BLOCK16 = SplitTile<16>::BYTES;
     static constexpr int B = 0, G = B + TILE;
-    static constexpr int X = G + TILE, CHUNKS = X + ROWS; /* [4]: x of earlier chunks; dy of the block's own chunk and
+    static constexpr int X = G + TILE, CHUNKS = X + ROWS; /* CHUNKS: [4], x of earlier chunks, dy of the own chunk and
                                                            * of later chunks */
-    static constexpr int M = CHUNKS + 4 * ROWS;           /* [8 times 16 tokens t] */
+    static constexpr int M = CHUNKS + 4 * ROWS;           /* [8]: M of 16 tokens t each */
     static constexpr int FLOATS = M + 8 * BLOCK16;
     /* offsets in floats from FLOATS on */
-    static constexpr int FACTORS = 0, PRE = FACTORS + Factors::COUNT, SUF = PRE + SHORT; /* over the slot */
+    static constexpr int FACTORS = 0, PRE = FACTORS + Factors::COUNT, SUF = PRE + SHORT; /* PRE, SUF: pre and suf in the
+                                                                                          * slot */
     static constexpr int WEIGHT = SUF + SHORT;                                           /* Delta SUF */
-    static constexpr int OTHER = WEIGHT + SHORT;                       /* [4 chunks]: factors of L, see slot_factors */
-    static constexpr int INVERSES = OTHER + 4 * SHORT;                 /* x, [4 chunks] */
-    static constexpr int B_INVERSE = INVERSES + 5 * SHORT;             /* of B */
-    static constexpr int M_INVERSE = B_INVERSE + SHORT;                /* [8] */
-    static constexpr int E = M_INVERSE + 8 * SHORT, F = E + 8 * SHORT; /* [8 warps], [4 times 8 rows p] */
-    static constexpr int GROUP_INVERSES = E;                           /* before and after the steps: inverses of C, [3
-                                                                        * other chunks] */
-    static constexpr int DIRECT = F + 4 * SHORT, GAMMA = DIRECT + 4 * SHORT;      /* [4], [8 warps] */
-    static constexpr int DIAGONAL = GAMMA + 8 * SHORT, CORNER = DIAGONAL + SHORT; /* [16 rows, 16 columns] */
-    static constexpr int DSKIP = CORNER + SHORT, KEPT = DSKIP + 2 * ROWS_P;      /* [2][rows p], [da, direct, across] */
-    static constexpr int Z = KEPT + 3 * SHORT, G_MOST = Z + 8, ALL = G_MOST + 8; /* [8 warps], [8 warps], E */
-    static constexpr int DSKIP_SUM = ALL + 1, POSITION = ALL + 4;                /* see SplitGradientBlock */
-    static constexpr int DELTAS = POSITION + 20, TOTALS = DELTAS + SLOT_SHORTS * SHORT; /* of the next head */
+    static constexpr int OTHER = WEIGHT + SHORT;                       /* [4 chunks]: factors of L, see
+                                                                        * slot_factors() */
+    static constexpr int INVERSES = OTHER + 4 * SHORT;                 /* inverse powers of X and of CHUNKS [4] */
+    static constexpr int B_INVERSE = INVERSES + 5 * SHORT;             /* inverse powers of B */
+    static constexpr int M_INVERSE = B_INVERSE + SHORT;                /* [8]: inverse powers of M */
+    static constexpr int E = M_INVERSE + 8 * SHORT, F = E + 8 * SHORT; /* E: [8 warps]; F: [4], of 8 rows p each */
+    static constexpr int GROUP_INVERSES = E;                           /* before the first and after the last step:
+                                                                        * inverse powers of C, and of [3 other
+                                                                        * chunks] */
+    static constexpr int DIRECT = F + 4 * SHORT, GAMMA = DIRECT + 4 * SHORT;      /* DIRECT: [4], of 8 rows p each;
+                                                                                   * GAMMA: [8 warps] */
+    static constexpr int DIAGONAL = GAMMA + 8 * SHORT, CORNER = DIAGONAL + SHORT; /* CORNER: sums of 16 rows and of 16
+                                                                                   * columns */
+    static constexpr int DSKIP = CORNER + SHORT, KEPT = DSKIP + 2 * ROWS_P;       /* DSKIP: [2][rows p]; KEPT: sums of
+                                                                                  * earlier steps, [da, direct,
+                                                                                  * across] */
+    static constexpr int Z = KEPT + 3 * SHORT, G_MOST = Z + 8, ALL = G_MOST + 8;  /* Z, G_MOST: [8 warps]; ALL: E of the
+                                                                                  * slot */
+    static constexpr int DSKIP_SUM = ALL + 1, POSITION = ALL + 4;                 /* POSITION: see SplitGradientBlock */
+    static constexpr int DELTAS = POSITION + 20, TOTALS = DELTAS + SLOT_SHORTS * SHORT; /* Delta and sums of logs, of
+                                                                                         * the next head */
     static constexpr int COUNT = TOTALS + SLOT_SHORTS;
     static constexpr int BYTES = FLOATS + 4 * COUNT;
     static_assert(TILE <= 8 * BLOCK16 && TILE <= 2 * ROWS, "tiles of a group fit there");
@@ -43,13 +52,14 @@ struct GradientSplitTile {
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for fp32 activations");
 };
 
-/* A block's chunk.  Values that are read once per step lie in shared memory: in registers they would displace sums. */
+/* A block's chunk.  Values that are read once per step lie in shared memory, because the registers are needed for
+ * sums. */
 template <class Tile>
 struct SplitGradientBlock {
     uint32_t smem;
-    int warp;        /* the compiler knows that all lanes have the same value */
-    int me;          /* number of the chunk */
-    int slot_tokens; /* 0: there are none */
+    int warp;        /* from shfl_idx(), so the compiler knows that all lanes have the same value */
+    int me;          /* index of the block's chunk in the slot */
+    int slot_tokens; /* 0: the slot has no tokens */
 
     GT_METHOD uint32_t address(int offset) const { return smem + Tile::FLOATS + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
@@ -57,24 +67,24 @@ struct SplitGradientBlock {
     GT_METHOD T field(int offset) const {
         return lds<T>(address(Tile::POSITION) + offset);
     }
-    GT_METHOD int64_t first() const { return field<int64_t>(0); } /* token of the slot */
+    GT_METHOD int64_t first() const { return field<int64_t>(0); } /* first token of the slot */
     GT_METHOD int b() const { return field<int>(8); }
     GT_METHOD int slot() const { return field<int>(12); }
     GT_METHOD int g() const { return field<int>(16); }
-    /* Elements before the chunk's first rows of x, dy, dx and C, and before the states, for the group's first head. */
+    /* Offsets in elements, for the group's first head: of the chunk's first rows in x, dy, dx and C, and of the slot in
+     * h and G.  i: a SplitBase. */
     GT_METHOD int64_t base(int i) const { return field<int64_t>(24 + 8 * i); }
     GT_METHOD int64_t token(int chunk) const { return first() + SHORT * chunk; }
     GT_METHOD int tokens(int chunk) const {
         const int left = slot_tokens - SHORT * chunk;
         return left < 0 ? 0 : left < SHORT ? left : SHORT;
     }
-    /* A step's tile for a chunk's tokens, and the inverse powers of the tile's rows.  For the block's own chunk the
-     * tile is dy. */
+    /* rows(): a step's tile for a chunk of the slot, see CHUNKS.  inverses(): the inverse powers of the tile's rows. */
     GT_METHOD uint32_t rows(int chunk) const { return smem + (Tile::CHUNKS + Tile::ROWS * chunk); }
     GT_METHOD int inverses(int chunk) const { return Tile::INVERSES + SHORT * (1 + chunk); }
 };
 
-/* Blocks are numbered by [B,slots,G], then by the chunks of a slot. */
+/* Finds the block's chunk.  Blocks are numbered as [B,slots,G][chunks of a slot]. */
 template <class Tile>
 GT_DEV SplitGradientBlock<Tile> find_split_chunk(const SplitGradientParams& p) {
     const Problem& in = p.in;
@@ -106,11 +116,11 @@ GT_DEV SplitGradientBlock<Tile> find_split_chunk(const SplitGradientParams& p) {
 
 /* ---- a step: copies, splitting, factors -------------------------------------------------------------------------- */
 
-/* Starts the copies of rows p0 ... of head number `head` of the group. */
+/* Starts the copies of a step: 64 rows from p0 on, of head number `head` in the group. */
 template <class Tile>
 GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int head, int p0) {
     const Problem& in = p.in;
-    constexpr int WIDE = 2 * ROWS_P, PIECES = ROWS_P / 4, STEP = THREADS / PIECES; /* rows at a time */
+    constexpr int WIDE = 2 * ROWS_P, PIECES = ROWS_P / 4, STEP = THREADS / PIECES; /* rows that are copied at a time */
     const int row = (unsigned)thread_here() / PIECES, column = (unsigned)thread_here() % PIECES * 4;
     const uint32_t to = me.smem + Tile::X + panel_at<2 * WIDE>(row, column / 4);
     const float* const x =
@@ -137,8 +147,8 @@ template <class Tile>
 GT_DEV void split_step_rows(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int h, int p0) {
     const Problem& in = p.in;
     const RowSplitter<ROWS_P> rows(0);
-    /* groups of rows per warp, 20 in all: 2, 2, 2, 2, 3, 4, 4, 1.  The first five warps also make factors; the last
-     * also finishes the previous step. */
+    /* The warps split 20 groups of rows: 2, 2, 2, 2, 3, 4, 4 and 1 group.  The first five warps also compute factors,
+     * and the last warp finishes the previous step. */
     constexpr uint64_t FIRST =
         0 | 2 << 5 | 4 << 10 | 6 << 15 | 8 << 20 | 11 << 25 | 15ull << 30 | 19ull << 35 | 20ull << 40;
     const int end = (int)(FIRST >> (5 * me.warp + 5)) & 31;
@@ -153,7 +163,7 @@ GT_DEV void split_step_rows(const SplitGradientParams& p, const SplitGradientBlo
     }
 }
 
-/* A warp's 4 of 32 rows of G, before the rows are split. */
+/* A warp's 4 rows of 32 rows of G, in registers before they are split. */
 template <class Tile>
 struct SplitRows {
     static constexpr int PIECES = Tile::NP / 4, COUNT = (4 * PIECES + 31) / 32;
@@ -163,7 +173,7 @@ struct SplitRows {
     GT_METHOD static int row(int warp, int i) { return 4 * warp + (lane_id() + 32 * i) / PIECES; }
     GT_METHOD static int piece(int i) { return (lane_id() + 32 * i) % PIECES; }
 
-    /* from: the first row, or NULL; most <- the largest magnitude in the rows */
+    /* from: the first of the 32 rows, or NULL.  Stores the largest magnitude of the warp's rows at `most`. */
     GT_METHOD void load(const float* from, int rows, const Problem& in, int warp, uint32_t most) {
         float largest = 0.0f;
         GT_UNROLL
@@ -194,7 +204,7 @@ struct SplitRows {
     }
 };
 
-/* Loads rows p0 ... of a head's G. */
+/* Loads 32 rows of a head's G from p0 on. */
 template <class Tile>
 GT_DEV void load_G(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int head, int p0,
                    SplitRows<Tile>& G) {
@@ -210,7 +220,7 @@ GT_DEV Power power_of_G(const SplitGradientBlock<Tile>& me) {
     return split_power(fmaxf(fmaxf(fmaxf(a.x, a.y), fmaxf(a.z, a.w)), fmaxf(fmaxf(b.x, b.y), fmaxf(b.z, b.w))));
 }
 
-/* dt of a token of the slot, as stored; each chunk is loaded by one warp. */
+/* Loads dt of a token of the slot.  Each of the first SLOT_SHORTS warps loads one chunk. */
 template <class Tile>
 GT_DEV float fetch_time(const Problem& in, const SplitGradientBlock<Tile>& me, int h) {
     const int t = SHORT * me.warp + lane_id();
@@ -218,7 +228,7 @@ GT_DEV float fetch_time(const Problem& in, const SplitGradientBlock<Tile>& me, i
     return load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, me.b(), me.first() + t, h));
 }
 
-/* Stores Delta of this token, and the chunk's sum of log2 of the decays, for the next head. */
+/* Stores Delta of the same token, and the sum of log2 of the chunk's decays, for the next head. */
 template <class Tile>
 GT_DEV void keep_time(const Problem& in, const SplitGradientBlock<Tile>& me, int h, float dt) {
     const int t = SHORT * me.warp + lane_id();
@@ -230,11 +240,11 @@ GT_DEV void keep_time(const Problem& in, const SplitGradientBlock<Tile>& me, int
     if (lane_id() == 0) sts<float>(me.address(Tile::TOTALS + me.warp), total);
 }
 
-/* Makes the factor of L and w for each token of chunk `chunk`:
+/* One warp computes the decay factors of the tokens of chunk `chunk`, by the chunk's position:
  *
- *     before the block's     Delta_s exp(from after s to the block's first)      times PRE of the block's it is L Delta
- *     after                  exp(from after the block's last through t)          times SUF of the block's it is L.
- *     the block's own        pre_t and suf_t of the slot; ALL */
+ *     earlier than the block's   OTHER: Delta_s exp(from after s to the block's chunk); times PRE_t it is L_ts Delta_s
+ *     later than the block's     OTHER: exp(from after the block's chunk through t); times SUF_s it is L_ts
+ *     the block's own            PRE, SUF and ALL: pre, suf and E of the slot; WEIGHT: Delta suf */
 template <class Tile>
 GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk) {
     const int lane = lane_id();
@@ -249,7 +259,7 @@ GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk)
         from += lane + d < 32 ? right : 0.0f;
     }
     from = shfl_down(from, 1);
-    from = lane < 31 ? from : 0.0f; /* after the token */
+    from = lane < 31 ? from : 0.0f; /* sum after the token */
     GT_UNROLL
     for (int i = 0; i < SLOT_SHORTS; i++) {
         before += i < me.me ? total[i] : 0.0f;
@@ -270,8 +280,8 @@ GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk)
 
 /* ---- da --------------------------------------------------------------------------------------------------------- */
 
-/* Adds da, <x, U>, the sums across and dDskip of a finished step to the sums of the head's earlier steps.  The last
- * step stores the sums.  Called by one warp. */
+/* After a step, one warp adds da, <x, U>, Across and dDskip of the step to the sums of the head's earlier steps.  After
+ * the head's last step it stores the sums. */
 template <class Tile>
 GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int h, int p0) {
     const Problem& in = p.in;
@@ -308,7 +318,7 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientB
         (address(Tile::F) + address(Tile::F + SHORT)) + (address(Tile::F + 2 * SHORT) + address(Tile::F + 3 * SHORT));
     float direct = (address(Tile::DIRECT) + address(Tile::DIRECT + SHORT)) +
                    (address(Tile::DIRECT + 2 * SHORT) + address(Tile::DIRECT + 3 * SHORT));
-    float across = 0.0f, from = E, upto = F; /* for token k: sums over t >= k, and over s < k */
+    float across = 0.0f, from = E, upto = F; /* from: summed over t >= k; upto: summed over s < k */
     const float all_E = warp_sum(E), all_F = warp_sum(F);
     if (lane == Across::E) across = all_E;
     if (lane == Across::F) across = all_F;
@@ -326,8 +336,8 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientB
         if (lane == Across::GAMMA + i) across = all;
     }
     const float corner =
-        address(Tile::CORNER); /* pairs of s in the first 16 tokens with each later t; then pairs of t in the later 16
-                                * with each of those s */
+        address(Tile::CORNER); /* Gamma of the pairs with s in the first and t in the last 16 tokens: lanes 0 to 15 have
+                                * sums by s, the others by t */
     float corner_upto = corner, corner_from = corner;
     GT_UNROLL
     for (int d = 1; d < 32; d *= 2) {

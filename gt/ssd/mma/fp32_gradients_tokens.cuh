@@ -1,5 +1,5 @@
-/* gt/ssd/mma/fp32_gradients_tokens.cuh - ssd backward with fp32 activations: the kernel that adds the sums between the
- * chunks of a slot to da, and makes ddt.  It runs after the kernels for chunks of mma/ and of sm90/. */
+/* gt/ssd/mma/fp32_gradients_tokens.cuh - ssd backward with fp32 activations: the kernel that completes da with sums
+ * from other chunks of the slot, and computes ddt.  It runs after the chunk kernels of mma/ and of sm90/. */
 #ifndef GT_SSD_MMA_FP32_GRADIENTS_TOKENS_CUH
 #define GT_SSD_MMA_FP32_GRADIENTS_TOKENS_CUH
 
@@ -8,10 +8,11 @@
 namespace gt {
 namespace ssd {
 
-/* Adds the sums across the chunks of a slot; then makes ddt, dA and ddt_bias.
- * grid B*slots*ceil(H/32), block 256: a block has a slot of 32 heads, one head per lane.  Warp w takes tokens w, w + 8,
- * ... in order, and the warps' sums are added in order, so results are deterministic.
- * registers: a sum for each chunk.  shared: 2 KB.  bytes per token and head: dt, ddt, and 8. */
+/* Adds the sums of the other chunks (Across) to da.  Then computes ddt and the partial sums of dA and ddt_bias.
+ * grid B*slots*ceil(H/32), block 256: a block has one slot and 32 heads, one head per lane.  Warp w takes tokens w, w +
+ * 8, ... in order, and the sums of the warps are added in order.  So results are deterministic.
+ * registers: one sum for each chunk.  shared memory: 2 KB.
+ * bytes per token and head: dt, ddt, and 8 for da and <x, U>. */
 GT_KERNEL(THREADS, 2) chunk_times_fp32_kernel(const GT_GRID_CONSTANT ChunkTimesParams p) {
     const Problem& in = p.in;
     wait_for_chain();
@@ -20,15 +21,15 @@ GT_KERNEL(THREADS, 2) chunk_times_fp32_kernel(const GT_GRID_CONSTANT ChunkTimesP
     const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, slot % p.slots);
     const int tokens = chunk.sequence < 0 || h >= in.H ? 0 : (int)(chunk.last - chunk.first);
     const int chunks = (tokens + SHORT - 1) / SHORT;
-    /* sums[k], for chunk k: E of later chunks, F of earlier chunks, Gamma of pairs with t in later and s in earlier
-     * chunks */
+    /* sums[k] is added to da in chunk k: E of later chunks, F of earlier chunks, and Gamma of pairs with t in a later
+     * and s in an earlier chunk. */
     float sums[SLOT_SHORTS] = {}, Z = 0.0f;
     GT_UNROLL
     for (int i = 0; i < SLOT_SHORTS; i++) {
         if (i >= chunks) continue;
         const float* from = p.across + (slot * SLOT_SHORTS + i) * Across::COUNT * in.H + h;
         Z += from[Across::Z * in.H];
-        float later = from[Across::E * in.H]; /* sum over pairs with s in a chunk before k, or with h */
+        float later = from[Across::E * in.H]; /* E of chunk i, plus Gamma of its t with s in chunks before k */
         const float earlier = from[Across::F * in.H];
         GT_UNROLL
         for (int k = 0; k < SLOT_SHORTS; k++) {
@@ -47,7 +48,7 @@ GT_KERNEL(THREADS, 2) chunk_times_fp32_kernel(const GT_GRID_CONSTANT ChunkTimesP
         const int k = t / SHORT;
         const float da = p.da[from] + (k < 2 ? k < 1 ? sums[0] : sums[1] : k < 3 ? sums[2] : sums[3]) + Z;
         const Delta delta = delta_of(in.rule, load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, b, token, h)) + bias);
-        /* multiplies the slope first, because the sum without it may overflow */
+        /* multiplies each term by the slope first, because the sum of the bare terms may overflow */
         float ddt = fma_rn(delta.slope * in.A[h], da, delta.slope * p.direct[from]);
         if (delta.slope == 0.0f) ddt = 0.0f;
         if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, token, h), ddt);

@@ -1,52 +1,55 @@
-/* gt/ssd/mma/gradients.cuh - ssd backward of a chunk on tensor cores: every gradient but dz and dstate_in.  Other
- * kernels make these two and the states: forward_tensor_kernel makes dz; it or states_tensor_kernel makes h;
- * states_tensor_kernel, reversed, makes G and dstate_in.
+/* gt/ssd/mma/gradients.cuh - ssd backward of a chunk on tensor cores, with 16-bit activations: every gradient but dz
+ * and dstate_in.  forward_tensor_kernel computes dz.  forward_tensor_kernel or states_tensor_kernel computes h.
+ * states_tensor_kernel computes G and dstate_in in reverse.
  *
- * A block has 64 tokens of one group.  It takes the group's heads, and their tiles of 64 rows p, one after another
- * ("steps").  It starts from the states that forward and the reverse state pass stored every CHECKPOINT = 128 tokens.
- * Results that the heads of a group share are made once, or summed in registers.  h is the state before the chunk, G
- * the gradient of the state after it.  In this file S does not include L, and M does not include Delta:
+ * A block has 64 tokens of one group.  It takes the group's heads, and their tiles of 64 rows p, one after another;
+ * each of these is a step.  It starts from the checkpoints of h and G, which lie 128 tokens apart.  Results that the
+ * heads of a group share are computed once, or summed in registers.  h is the state before the chunk, and G the
+ * gradient of the state after the chunk.  In this file S does not include L, and M does not include Delta:
  *
- *     S = C B^T                      once a block          dS = dy x^T                         a step.
- *     w_ts = dS_ts L_ts Delta_s      a step; W is its sum over the steps; at the end  dC += W B  and  dB += W^T C.
+ *     S = C B^T                      once per block        dS = dy x^T                         each step.
+ *     w_ts = dS_ts L_ts Delta_s      W is the sum of w over all steps.  After the last step dC += W B and dB += W^T C.
  *     M_ts = S_ts L_ts               U = suf . (B G^T) + M^T dy              dx = Delta . U + Dskip . dy.
  *     dC += pre . (dy h)             dB += (Delta suf) . (x G)               fp32, 64 x N each, in registers.
  *
- * The sums by token use Gamma = w . S, E_t = <C_t, pre_t h^T dy_t>, F_s = <B_s, Delta_s suf_s G^T x_s> and Z = exp(sum
- * a) <G, h>:
+ * da and ddt are sums for each token.  They use Gamma = w . S, E_t = <C_t, pre_t h^T dy_t>, F_s = <B_s, Delta_s suf_s
+ * G^T x_s> and Z = exp(sum a) <G, h>:
  *
  *     da_k = sum_{t>=k>s} Gamma_ts + sum_{t>=k} E_t + sum_{s<k} F_s + Z.
- *     <x_s, U_s> = (F_s + sum_t Gamma_ts) / Delta_s: both are summed without Delta          ddt = slope (<x, U> + A da)
+ *     <x_s, U_s> = (F_s + sum_t Gamma_ts) / Delta_s: F and Gamma are summed without Delta.
+ *     ddt = slope (<x, U> + A da)
  *
- * The rectangle sums of Gamma consist of rows and columns of 16 x 16 blocks and, within blocks on the diagonal, of
- * suffixes of rows.  They use additions alone.  A slot of 128 tokens has two chunks: the second makes its h, the first
- * its G, by one state update per step.
+ * The sums of Gamma over t >= k > s use additions only.  They consist of row sums and column sums of 16 x 16 blocks,
+ * and of suffix sums of rows in the blocks on the diagonal.  A slot of 128 tokens has two chunks.  The second chunk
+ * computes its h, and the first chunk its G, by one state update per step from the tokens of the other chunk (the
+ * "neighbour").
  *
- * WARPS.  All eight warps multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3 and 6 have two blocks
- * each, warps 2 and 7 one block and half of <G, h>.  Meanwhile warp 4 makes da and ddt of the previous step, and warp 5
- * makes Delta of the next step.  Decay factors follow from Delta.  With two stages warp 5 makes them at once.  With one
- * stage, warps 4 and 5 make them while the step's tiles arrive.  A step:
- *     x, then dy and the neighbour's x or dy, become f16 in place, a power of two per row               -- barrier 1.
+ * WARPS.  All eight warps multiply (mma.sync m16n8k16, f16).  The pairs of tokens are ten blocks of 16 x 16: warps 0,
+ * 1, 3 and 6 have two blocks each, and warps 2 and 7 have one block and half of <G, h>.  Meanwhile warp 4 computes da
+ * and ddt of the previous step, and warp 5 computes Delta of the next step.  With two stages, warp 5 then computes the
+ * decay factors, too.  With one stage, warps 4 and 5 compute them while the next step's tiles arrive.  A step has four
+ * phases:
+ *     x, dy and the neighbour's x or dy become f16 in place, with a power of two per row                -- barrier 1.
  *     the neighbour's tokens are added to h or G                                                        -- barrier 2.
- *     dS, w, Gamma, M: blocks of 16 s x 16 t; <G, h>; dC and E by warps 0-3, dB and F by warps 4-7      -- barrier 3.
- *     U, dx: 32 s x 16 p per warp.
- * With one stage, x and h of the next step arrive during the last phase, and the rest after a fourth barrier.  All
- * pairs are held transposed, with rows s, so M^T is stored in the form of a left operand.
+ *     dS, w, Gamma, M in blocks of 16 s x 16 t; <G, h>; warps 0-3: dC and E, warps 4-7: dB and F        -- barrier 3.
+ *     U and dx, 32 s x 16 p per warp.
+ * With one stage, the copies of the next step's x and h start before the last phase, and the other copies after a
+ * fourth barrier.  All pairs are held transposed, with rows s, so that M^T is stored as a left operand.
  *
- * REGISTERS per thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16.  In addition 24 for the
- * current product, 32 for the last phase; with z 16 while rows arrive.
- * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 10.8 with
- * one stage, 15.1 with two.  In all 98.8 with one stage and 159.1 with two.  With two stages the next step arrives
- * during this one.  M^T overwrites the neighbour's rows.
- * PRODUCTS per step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and
- * about 900 ldmatrix_x4.  In all 2500 instructions per warp.
- * BYTES per token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, half of it from L2.
- * z adds 128, and the neighbour's z.
- * GATE.  With z, dy stands for dy silu(z) everywhere.  The product is formed in fp32 when dy becomes f16, so it is
- * rounded once.
- * N > 128: one launch for every 128 columns of the states.  Each launch makes dB and dC of its columns, and partial
- * sums of dx, ddt, dA and ddt_bias.  All launches but the last store their sums of dx and ddt as fp32; the last launch
- * adds its own sums.
+ * REGISTERS per thread (N = 128): S 16, W 16, dC or dB 64, the neighbour's B or C 16.  In addition 24 for the current
+ * product, or 32 in the last phase; with z 16 while rows arrive.
+ * SHARED MEMORY (N = 128): B and C 32 KB; a stage 56 KB (x, dy and the neighbour's rows 24, h and G 32); factors and
+ * sums of tokens 10.8 KB with one stage, 15.1 KB with two.  In all 98.8 KB with one stage and 159.1 KB with two.  With
+ * two stages, the next step's tiles arrive during this step.  M^T overwrites the neighbour's rows.
+ * PRODUCTS per step: 1250 mma and about 900 ldmatrix_x4.  The mma are three products of 64 x 128 x 64, one of 64 x 64 x
+ * 128, 64 mma for <G, h>, and twice 0.6 of 64 x 64 x 64.  A warp executes 2500 instructions in all.
+ * BYTES per token and head, bf16, P = 64, N = 128: x, dy and dx 384, the neighbour's rows 128, h and G 512, half of
+ * these from L2.  z adds 128, and the neighbour's z.
+ * GATE.  With z, dy stands for dy silu(z) everywhere.  The kernel computes this product in fp32 when it converts dy to
+ * f16, so dy silu(z) is rounded only once.
+ * N > 128: every 128 columns of the states have a launch of their own.  Each launch computes dB and dC of its columns,
+ * and partial sums of dx, ddt, dA and ddt_bias.  All launches but the last store the partial sums of dx and ddt in
+ * fp32.  The last launch stores dx and ddt.
  * grid: [B, slots of 128 tokens, G], two chunks each; block 256.  Every sum has one fixed order, so results are
  * deterministic. */
 #ifndef GT_SSD_MMA_GRADIENTS_CUH
@@ -59,9 +62,9 @@ namespace ssd {
 
 /* ---- pairs ----------------------------------------------------------------------------------------------------- */
 
-/* The warp's pairs: tokens s of block s_block with tokens t of blocks t_block and t_block + 1, except a block of t
- * before s_block.  Digit w (hex, from the right) of each constant belongs to warp w.  A scheduler runs warps w and w +
- * 4, and these two warps together have two or three of the ten blocks. */
+/* The warp's pairs: tokens s of block s_block with tokens t of blocks t_block and t_block + 1.  A block of t before
+ * s_block is left out.  Each hexadecimal digit of a constant belongs to a warp; warp 0 has the lowest digit.  A
+ * scheduler runs warps w and w + 4, so these two warps together have two or three of the ten blocks. */
 struct WarpPairs {
     int s_block, t_block;
     GT_METHOD explicit WarpPairs(int warp) {
@@ -71,10 +74,10 @@ struct WarpPairs {
     GT_METHOD bool has(int i) const { return t_block + i >= s_block; }
 };
 
-/* pairs of block t_block + i: [i][columns t of 8][registers of an mma accumulator, rows s] */
+/* Pairs of the warp: [block of t][tile of 8 columns t][registers of an mma accumulator, with rows s]. */
 typedef float Pairs16[2][2][4];
 
-/* S^T of the chunk, in full. */
+/* Computes the warp's pairs of S^T, and multiplies by the inverses of the powers of B and C. */
 template <class C>
 GT_DEV void make_S(const ChunkGradientBlock<C>& me, Pairs16& S) {
     const WarpPairs at(me.warp);
@@ -107,7 +110,7 @@ GT_DEV void make_S(const ChunkGradientBlock<C>& me, Pairs16& S) {
     }
 }
 
-/* L_ts of the lane's elements in tile `n` of a block of t, rows s of block `s_block`. */
+/* Computes L_ts of the lane's elements: columns t in tile `n` of block `block`, rows s in block `s_block`. */
 template <class C>
 GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, int s_block, int n, float (&L)[4]) {
     const int g = lane_id() / 4, j = lane_id() % 4, t = 16 * block + 8 * n + 2 * j, s = 16 * s_block + g;
@@ -121,7 +124,7 @@ GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, in
         }
         return;
     }
-    /* 0 if t is in the first half of a block and s in the second */
+    /* on the diagonal; L is 0 if t is in the first half of the block and s in the second */
     const uint32_t diagonal = me.address(me.factor(step, Factors::DIAGONAL) + 8 * t + g);
     const float near0 = lds<float>(diagonal), near1 = lds<float>(diagonal + 32);
     const float2 u = lds<float2>(me.address(me.factor(step, Factors::HALF) + t));
@@ -130,7 +133,8 @@ GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, in
     L[2] = n ? near0 : 0.0f, L[3] = n ? near1 : 0.0f;
 }
 
-/* Stores sum_t <dy_t, x_t> of a block on the diagonal, from dS of the block and the inverses of the rows' powers. */
+/* Stores sum_t <dy_t, x_t> over the 16 tokens of a block, which is the sum of the diagonal of dS.  The inverses of the
+ * powers of x and dy are multiplied in. */
 template <class C>
 GT_DEV void store_trace(const ChunkGradientBlock<C>& me, int step, int block, const float (&dS)[2][4]) {
     const int g = lane_id() / 4, j = lane_id() % 4;
@@ -146,7 +150,7 @@ GT_DEV void store_trace(const ChunkGradientBlock<C>& me, int step, int block, co
     if (lane_id() == 0) sts<float>(me.address(me.sums(step, C::TRACE) + block), sum);
 }
 
-/* Makes dS, adds to W, makes Gamma and its sums, and M^T. */
+/* Computes dS, Gamma, the sums of Gamma, and M^T.  Adds w to W. */
 template <class C>
 GT_DEV void make_pair_gradients(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                                 const Pairs16& S, Pairs16& W) {
@@ -168,7 +172,7 @@ GT_DEV void make_pair_gradients(const ChunkGradientParams& p, const ChunkGradien
             mma_f16(dS[1], a, b[2], b[3]);
         }
         if (block == at.s_block && p.dskip && !p.in.skip_per_channel) store_trace(me, step, block, dS);
-        /* a power of two for each row of M^T, from a bound: |S| <= N 2^28 divided by the powers of C and B */
+        /* each row of M^T has a power of two; its bound uses |S| <= N 2^28 times the inverses of C and B */
         float delta[2], inverse[2], power[2];
         const float2 bounds = lds<float2>(me.address(C::M_BOUND + 2 * at.s_block));
         const float growth = me.value(me.factor(step, Factors::GROWTH));
@@ -220,7 +224,8 @@ GT_DEV void make_pair_gradients(const ChunkGradientParams& p, const ChunkGradien
 
 /* ---- dC and dB ------------------------------------------------------------------------------------------------- */
 
-/* A warp's part of dC (warps 0-3, which = 0) or dB (warps 4-7): half of the tokens and half of the columns of N. */
+/* A warp's part of dC (warps 0-3, which = 0) or of dB (warps 4-7, which = 1): half of the tokens and half of the
+ * columns. */
 struct WarpProduct {
     int which, t_half, n_half;
     GT_METHOD explicit WarpProduct(int warp) {
@@ -235,8 +240,9 @@ struct ProductSums {
     float v[C::PASSES][2][C::TILES][4];
 };
 
-/* sums += factor_t sum_k left[t][k] right[k][n].  With DOTS, also dots[t] = <row t of left right, other_t>.  left: 64 x
- * 64, right: 64 x N, other: [t][n].  ratios: factors of left's columns, one for each 16 rows k of `right`. */
+/* sums += factor_t sum_k left[t][k] right[k][n].  With DOTS, also dots[t] = <row t of left right, other_t>.  left is 64
+ * x 64, right 64 x N, and other [t][n].  ratios: factors for each 16 rows k of `right`, which are multiplied into the
+ * columns of left. */
 template <bool DOTS, class C>
 GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, uint32_t left, uint32_t right,
                         uint32_t other, const float (&ratios)[4], const float (&factor)[2][2], float (&dots)[4]) {
@@ -270,7 +276,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
             }
             GT_UNROLL
             for (int n = 0; n < C::TILES; n += 2) {
-                uint32_t pairs[4]; /* of `other`: [n][e] */
+                uint32_t pairs[4]; /* elements of `other`: [n][e] */
                 if constexpr (DOTS) {
                     ldmatrix_x4(pairs, block_at<C::N>(other_addresses, m, (C::TILES * pass + n) / 2));
                     if (C::TILES == 1 && at.n_half) pairs[0] = pairs[2], pairs[1] = pairs[3];
@@ -291,7 +297,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
     }
 }
 
-/* Adds the step's partial sums of dC and dB, and makes E and F. */
+/* Adds the step's part of dC and dB that comes from the states.  Computes E and F. */
 template <class C>
 GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>& sums) {
     const WarpProduct at(me.warp);
@@ -326,7 +332,7 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
 
 /* ---- <G, h> ---------------------------------------------------------------------------------------------------- */
 
-/* <G, h> over 16 rows p each, by warps 2 and 7, which have one block of pairs only. */
+/* Computes <G, h> for every 16 rows p.  Warps 2 and 7 call it, because they have only one block of pairs. */
 template <class C>
 GT_DEV void dot_states(const ChunkGradientBlock<C>& me, int step) {
     const int g = lane_id() / 4, j = lane_id() % 4;
@@ -353,12 +359,12 @@ GT_DEV void dot_states(const ChunkGradientBlock<C>& me, int step) {
 
 /* ---- U and dx --------------------------------------------------------------------------------------------------- */
 
-/* U of the warp's tokens s by 16 rows p, in two parts: from_G and from_pairs. */
+/* U of the warp's 32 tokens s by 16 rows p, in two parts: from_G is B G^T, and from_pairs is M^T dy. */
 struct InputSums {
     float from_G[2][2][4], from_pairs[2][2][4];
 };
 
-/* s_block: the block of the warp's first token. */
+/* Computes InputSums.  s_block: the block of the warp's first token. */
 template <class C>
 GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int p_block, int s_block, InputSums& sums) {
     const uint32_t stage = me.stage(step);
@@ -378,7 +384,7 @@ GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int p_blo
         }
     }
     GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) { /* blocks of t, from s_block on */
+    for (int k = 0; k < BLOCKS; k++) { /* block s_block + k of t */
         if (s_block + k >= BLOCKS) break;
         uint32_t a[4], b[4];
         ldmatrix_x4_trans(b, block_at<64>(dy_addresses, k, 0));
@@ -396,8 +402,8 @@ GT_DEV uint32_t pack_as(gt_dtype dtype, float lo, float hi) {
     return dtype == GT_BF16 ? pack_bf16(lo, hi) : pack_f16(lo, hi);
 }
 
-/* Adds the partial sum of dx that earlier launches stored, and stores the new sum for later launches.  i: one of the
- * thread's four rows. */
+/* Adds the partial sum of dx that earlier launches have stored.  Stores the new sum if later launches follow.  i: one
+ * of the thread's four rows. */
 template <class C>
 GT_DEV void add_share(const ChunkGradientParams& p, int steps, int step, int i, float (&dx)[4]) {
     float* const address = p.dx_share + ((((int64_t)block_x() * steps + step) * 4 + i) * C::THREADS + thread_id()) * 4;
@@ -408,7 +414,7 @@ GT_DEV void add_share(const ChunkGradientParams& p, int steps, int step, int i, 
     if (p.leaves_share) stg<float4>(address, {dx[0], dx[1], dx[2], dx[3]});
 }
 
-/* Whether x is read until the step ends, as dDskip per channel requires. */
+/* Whether the last phase of a step reads x, as dDskip per channel requires. */
 GT_DEV bool keeps_x(const ChunkGradientParams& p) { return p.dskip && p.in.skip_per_channel; }
 
 template <class C>
@@ -416,7 +422,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
     const Problem& in = p.in;
     if (!p.dx && !keeps_x(p)) return;
     const int g = lane_id() / 4, j = lane_id() % 4;
-    const int p_block = me.warp % 4, t_half = me.warp / 4, s_block = 2 * t_half; /* of p and s, 16 */
+    const int p_block = me.warp % 4, t_half = me.warp / 4, s_block = 2 * t_half; /* blocks of 16 p and 16 s */
     const int h = me.head(p, step), p0 = me.p0(p, step) + 16 * p_block;
     const uint32_t stage = me.stage(step);
     const float G_inverse = part_of(state_inverses(me, step, 1), p_block);
@@ -431,10 +437,10 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
             skips[n].x = skips[n].y = me.value(C::SKIP + step % 2);
     }
     const uint32_t dy_addresses = block_at<64>(by_rows<64>(stage + C::DY), s_block, p_block);
-    uint32_t dys[4]; /* [n][e], of 16 rows */
+    uint32_t dys[4]; /* [n][e]: dy of 16 rows */
     float dskip[4] = {};
-    /* A lane has pairs of columns.  It exchanges pairs with the next lane to get four columns, so that a row's lanes
-     * write 32 adjacent bytes. */
+    /* A lane has pairs of adjacent columns.  It exchanges pairs with its neighbour lane to get four adjacent columns,
+     * so that the lanes of a row write 32 adjacent bytes. */
     const bool odd = j % 2, exists = p.dx && p0 + (odd ? 8 : 0) < in.P && !(C::MORE && p.leaves_share);
     uint16_t* to = place_of<uint16_t>(me, PLACE_DX) + (16 * s_block + g) * p.dx_stride.t + 16 * p_block +
                    (odd ? 8 : 0) + j / 2 * 4;
@@ -476,9 +482,9 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
 
 /* ---- dB and dC in the end -------------------------------------------------------------------------------------- */
 
-/* Stores the sum of W over the heads as f16, with a power of two for every row.  At `tile`: W_ts times the inverse of
- * B_s, with rows t.  After that: the transpose, times the inverse of C_t, with rows s.  Called by all warps; contains
- * two barriers. */
+/* Stores W, the sum over all steps, as f16 with a power of two for every row.  First, at `tile`, comes W_ts times the
+ * inverse of B_s, with rows t.  Then comes the transpose, with rows s: W_ts times the inverse of C_t.  All warps call
+ * this function, which has two barriers. */
 template <class C>
 GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs16& W) {
     const WarpPairs at(me.warp);
@@ -527,7 +533,7 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
     }
 }
 
-/* Stores the warp's part of dC or dB, through shared memory, in pieces of 16 bytes. */
+/* Stores the warp's part of dC or dB.  It passes through shared memory, so that global stores are 16 bytes wide. */
 template <class C>
 GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, uint32_t tile,
                           const ProductSums<C>& sums) {
@@ -586,7 +592,8 @@ template <class C>
 GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     const Problem& in = p.in;
     const bool finishes = me.warp == C::TIME_WARP, makes_factors = me.warp == C::FACTOR_WARP;
-    /* the neighbour's B or C lies in the last stage, which is free until step 0, or with two stages until step 1 */
+    /* The neighbour's B or C lies in the last stage.  That stage is free until step 0 with one stage, and until step 1
+     * with two stages. */
     const uint32_t neighbour_tile = me.smem + C::STAGE0 + (C::STAGES - 1) * C::STAGE + C::H;
     const auto copy_group = [&](uint32_t tile, const void* data, gt_stride stride, int64_t first, int tokens) {
         load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + offset_of(stride, me.b, first, me.g),
@@ -637,13 +644,13 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     if (C::STAGES == 1) copy_step(0);
     HeadSums head = {};
     uint32_t last_dt[2] = {0, 0};
-    const auto load_last = [&](int step) { load_dt(p, me, step, last_dt); }; /* for finish_step() */
+    const auto load_last = [&](int step) { load_dt(p, me, step, last_dt); }; /* dt for finish_step() */
     GT_NO_UNROLL
     for (int step = 0; step < me.steps; step++) {
         const bool follows = step + 1 < me.steps;
         Gates gates;
         load_gates(p, me, step, gates);
-        /* while the copies arrive */
+        /* this work overlaps with the copies */
         if (makes_factors && follows) load_times(p, me, step + 1, dt);
         if (C::COPIES == 1 && makes_factors) own_factors<SUM_FACTORS>(me, step);
         if (finishes && step > 0) load_last(step - 1);

@@ -1,5 +1,5 @@
-/* gt/ssd/mma/gradients_chunk.cuh - the chunk and the steps of a block of chunk_gradient_kernel (gradients.cuh): layout
- * of shared memory, copies, conversion to f16, and the state that the chunk makes itself. */
+/* gt/ssd/mma/gradients_chunk.cuh - the tiles of chunk_gradient_kernel (gradients.cuh): layout of shared memory, copies,
+ * conversion to f16, and the state that the block computes from the neighbour, which is the other chunk of its slot. */
 #ifndef GT_SSD_MMA_GRADIENTS_CHUNK_CUH
 #define GT_SSD_MMA_GRADIENTS_CHUNK_CUH
 
@@ -9,7 +9,7 @@
 namespace gt {
 namespace ssd {
 
-/* MORE: with z, or with partial sums of other launches.  Kernels without MORE take fewer registers. */
+/* MORE: the kernel supports z, and partial sums of other launches.  Kernels without MORE take fewer registers. */
 template <int N_, int STAGES_, bool MORE_ = false>
 struct ChunkGradientTraits {
     static constexpr int N = N_, STAGES = STAGES_;
@@ -17,54 +17,63 @@ struct ChunkGradientTraits {
     static constexpr int WARPS = 8, THREADS = 32 * WARPS;
     static constexpr int COLUMNS = N / 2; /* columns of dC or dB per warp, in 32 rows */
     static constexpr int PASS = COLUMNS > 32 ? 16 : COLUMNS, PASSES = COLUMNS / PASS, TILES = PASS / 8;
-    /* per warp, of the state that a chunk makes itself: tiles of columns, and blocks of 16 rows */
+    /* make_state(): MADE_WARPS warps share the columns of the state; a warp computes MADE_TILES tiles of 8 columns in
+     * MADE_BLOCKS blocks of 16 rows */
     static constexpr int MADE_WARPS = N < 64 ? N / 8 : 8, MADE_TILES = N / 8 / MADE_WARPS, MADE_BLOCKS = MADE_WARPS / 2;
-    /* the two warps without pairs: they make da and ddt of the previous step, and decay factors */
+    /* The two warps without pairs.  TIME_WARP computes da and ddt of the previous step.  FACTOR_WARP computes Delta and
+     * decay factors. */
     static constexpr int TIME_WARP = 4, FACTOR_WARP = 5;
-    /* bytes */
+    /* offsets and sizes in bytes */
     static constexpr int STATE = CHUNK * N * 2, ROWS = CHUNK * 64 * 2;
     static constexpr int B = 0, C = B + STATE, STAGE0 = C + STATE;
-    static constexpr int X = 0, DY = X + ROWS, NEXT = DY + ROWS, H = NEXT + ROWS, G = H + STATE; /* of a stage */
+    static constexpr int X = 0, DY = X + ROWS, NEXT = DY + ROWS, H = NEXT + ROWS, G = H + STATE; /* in a stage */
     static constexpr int STAGE = G + STATE;
     static constexpr int FLOATS = STAGE0 + STAGES * STAGE;
-    static constexpr int W_PITCH = 66; /* at the end: fp32 [64][66], over a stage */
+    static constexpr int W_PITCH = 66; /* after the last step, fp32 W [64][66] overwrites a stage */
     static_assert(4 * CHUNK * W_PITCH <= STAGE, "room for it");
-    /* offsets in floats from FLOATS on; with two stages there are two sets of factors, which steps use in turn */
+    /* Offsets in floats from FLOATS on.  With two stages there are two sets of factors, which the steps use in turn. */
     static constexpr int COPIES = STAGES;
-    static constexpr int FACTORS = 0, MADE = FACTORS + COPIES * Factors::COUNT; /* [64, E]: neighbour_factors() */
+    static constexpr int FACTORS = 0, MADE = FACTORS + COPIES * Factors::COUNT; /* weights [64] and E of the neighbour:
+                                                                                 * neighbour_factors() */
     static constexpr int STATE_INVERSES = MADE + CHUNK + 4;                     /* [2][h 4, G 4] */
     static constexpr int PLACES = STATE_INVERSES + 16;                          /* place_step() */
     static constexpr int MADE_INVERSE = PLACES + 12, SKIP = MADE_INVERSE + 1;   /* SKIP: [2], Dskip of a step's head */
-    static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* [COPIES][x 64, dy 64]; at the end for W's rows */
+    static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* inverses of rows, [COPIES][x 64, dy 64]; after the last
+                                                           * step those of W */
     static constexpr int M_INVERSE = ROW_INVERSES + COPIES * 2 * CHUNK,
-                         STEP_DELTA = M_INVERSE + CHUNK; /* [64, A]: Delta of the step whose factors are made next, and
-                                                          * A of its head */
-    /* for the neighbour's tokens; with one stage, a barrier separates the uses of WEIGHT and of M_INVERSE */
+                         STEP_DELTA = M_INVERSE + CHUNK; /* Delta [64] and A of the step whose decay factors are
+                                                          * computed next */
+    /* WEIGHT: weights of the neighbour's tokens.  With one stage WEIGHT and M_INVERSE share memory; a barrier separates
+     * their uses. */
     static constexpr int WEIGHT = STAGES == 1 ? M_INVERSE : STEP_DELTA + CHUNK + 4;
     static constexpr int B_INVERSE = (STAGES == 1 ? STEP_DELTA + 4 : WEIGHT) + CHUNK, C_INVERSE = B_INVERSE + CHUNK,
                          NEXT_INVERSE = C_INVERSE + CHUNK;
-    static constexpr int ROW_BOUND = NEXT_INVERSE + CHUNK, WEIGHT_SUM = ROW_BOUND + 8; /* of the warps' rows */
-    static constexpr int M_BOUND = WEIGHT_SUM + 8; /* [8]: bounds of the rows from 8 i on */
-    static constexpr int DSKIP = M_BOUND + 8;      /* by channel: [2 halves of t][p] */
-    static constexpr int SUMS = DSKIP + 2 * CHUNK; /* [2], of steps in turn */
-    /* offsets from the step's SUMS; sums of Gamma by blocks of pairs, see pair_index() */
-    static constexpr int ROW_SUMS = 0;                            /* [6][t]: sums over s, where t is in a later block */
-    static constexpr int COLUMN_SUMS = ROW_SUMS + 6 * BLOCK;      /* [10][s]: over t, without Delta_s */
-    static constexpr int DIAGONAL = COLUMN_SUMS + 10 * BLOCK;     /* [k] */
+    static constexpr int ROW_BOUND = NEXT_INVERSE + CHUNK, WEIGHT_SUM = ROW_BOUND + 8; /* [8] each: for the rows of each
+                                                                                        * warp */
+    static constexpr int M_BOUND = WEIGHT_SUM + 8; /* [8]: bounds over all rows from row 8 i on */
+    static constexpr int DSKIP = M_BOUND + 8;      /* if per channel: [2 halves of t][p] */
+    static constexpr int SUMS = DSKIP + 2 * CHUNK; /* [2]: sums of two steps in turn */
+    /* Offsets from the step's SUMS.  ROW_SUMS and COLUMN_SUMS are sums of Gamma in a block of pairs, indexed by
+     * pair_index() or lower_pair_index(). */
+    static constexpr int ROW_SUMS = 0;                            /* [6][t]: sums over s, for blocks under the
+                                                                   * diagonal */
+    static constexpr int COLUMN_SUMS = ROW_SUMS + 6 * BLOCK;      /* [10][s]: sums over t, without Delta_s */
+    static constexpr int DIAGONAL = COLUMN_SUMS + 10 * BLOCK;     /* [k]: see store_diagonal() */
     static constexpr int E = DIAGONAL + CHUNK, F = E + 2 * CHUNK; /* [2 halves of n][t]; F without Delta_s */
-    static constexpr int Z = F + 2 * CHUNK, TRACE = Z + 4;        /* Z by 16 rows p; TRACE: <dy_t, x_t> by 16 tokens */
+    static constexpr int Z = F + 2 * CHUNK, TRACE = Z + 4;        /* Z: [4], <G, h> of 16 rows p each; TRACE: [4], sum
+                                                                   * of <dy_t, x_t> over 16 tokens */
     static constexpr int SUMS_COUNT = TRACE + 4;
     static constexpr int SMEM = FLOATS + 4 * (SUMS + 2 * SUMS_COUNT);
     static_assert(SMEM <= (STAGES == 2 ? 163 : 99) * 1024, "fits: where two stages may not, one does");
     static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0 && PLACES % 2 == 0, "aligned");
 };
 
-/* The index of a block of pairs, with tokens t of block `t` and tokens s of block `s`.  pair_index() counts the blocks
- * on or under the diagonal; lower_pair_index() counts the blocks under it. */
+/* The index of the block of pairs with tokens t of block `t` and tokens s of block `s`.  pair_index() counts the blocks
+ * on and under the diagonal.  lower_pair_index() counts only the blocks under the diagonal. */
 GT_HD int pair_index(int t, int s) { return t * (t + 1) / 2 + s; }
 GT_HD int lower_pair_index(int t, int s) { return t * (t - 1) / 2 + s; }
 
-/* A block's chunk, and the block's addresses in shared memory. */
+/* A block's chunk, and functions for its addresses in shared memory. */
 template <class C>
 struct ChunkGradientBlock : ChunkPlace {
     GT_METHOD uint32_t address(int offset) const { return smem + C::FLOATS + 4 * offset; }
@@ -79,7 +88,7 @@ struct ChunkGradientBlock : ChunkPlace {
 
 /* ---- loads, and f16 -------------------------------------------------------------------------------------------- */
 
-/* Names of the first addresses of a step's copies, and of dx. */
+/* Indices of the global addresses of a step: of the sources of its copies, and of dx. */
 enum Place { PLACE_X, PLACE_DY, PLACE_NEXT, PLACE_H, PLACE_G, PLACE_DX };
 
 template <class C>
@@ -92,7 +101,7 @@ GT_DEV T* place_of(const ChunkGradientBlock<C>& me, int place) {
     return (T*)(uintptr_t)lds<uint64_t>(me.address(C::PLACES + 2 * place));
 }
 
-/* Sets the addresses of the copies for `step`, once for all threads.  Called by one warp. */
+/* One warp computes the addresses from which all threads copy the tiles of a step. */
 template <class C>
 GT_DEV void place_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
@@ -102,14 +111,14 @@ GT_DEV void place_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>
         const gt_stride stride = of_x ? in.x_stride : in.dy_stride;
         const int64_t first = lane == PLACE_NEXT ? me.neighbour() : me.first;
         set_place(me, lane, static_cast<const uint16_t*>(of_x ? in.x : in.dy) + offset_of(stride, me.b, first, h) + p0);
-    } else if (lane < 5) { /* zeros: any address will do */
+    } else if (lane < 5) { /* without states, copy_state() reads nothing, so any address will do */
         const f16* states = lane == PLACE_H ? p.h.values : p.G.values;
         const int64_t state = ((((int64_t)me.b * in.H + h) * p.slots + me.slot) * in.P + p0) * in.N;
         set_place(me, lane, states ? states + state : static_cast<const f16*>(in.x));
     }
 }
 
-/* That of dx. */
+/* Computes the address of dx. */
 template <class C>
 GT_DEV void place_dx(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     if (lane_id() == 0)
@@ -118,8 +127,8 @@ GT_DEV void place_dx(const ChunkGradientParams& p, const ChunkGradientBlock<C>& 
                       me.p0(p, step));
 }
 
-/* Starts the copy of rows of x or dy.  A lane copies the pieces that it will convert.  Missing rows and columns become
- * zeros. */
+/* Starts to copy the warp's rows of x or dy.  A lane copies the pieces that the same lane converts later.  Missing rows
+ * and columns become zeros. */
 GT_DEV void copy_rows(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
     const RowLanes<64> at;
     const int row = warp * RowLanes<64>::ROWS + at.row;
@@ -135,7 +144,7 @@ GT_DEV void copy_rows(int warp, uint32_t tile, const uint16_t* from, int64_t pit
 template <class C>
 GT_DEV void copy_state(const Problem& in, const Checkpoints& states, const f16* from, int p0, uint32_t tile) {
     using S = TileShape<C::N>;
-    constexpr int STEP = C::THREADS / S::PIECES; /* rows at a time */
+    constexpr int STEP = C::THREADS / S::PIECES; /* rows that are copied at a time */
     const int row0 = thread_id() / S::PIECES, piece = thread_id() % S::PIECES;
     const int rows = !states.values || 8 * piece >= in.columns ? 0 : in.P - p0;
     if (states.values) from += row0 * in.N + 8 * piece;
@@ -147,8 +156,8 @@ GT_DEV void copy_state(const Problem& in, const Checkpoints& states, const f16* 
     }
 }
 
-/* Starts the copies of x and h of a step.  They may start early, because nothing reads x and h after dC and dB.  Called
- * by all threads. */
+/* Starts to copy x and h of a step.  With one stage, these copies may start as soon as dC and dB are computed, because
+ * nothing reads x and h later.  All threads call this function. */
 template <class C>
 GT_DEV void copy_x_and_h(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const int p0 = me.p0(p, step);
@@ -158,7 +167,7 @@ GT_DEV void copy_x_and_h(const ChunkGradientParams& p, const ChunkGradientBlock<
     cp_async_commit();
 }
 
-/* Starts the other copies: dy, the neighbour's rows and G.  load_gates() loads z. */
+/* Starts to copy dy, the neighbour's rows and G of a step.  load_gates() loads z. */
 template <class C>
 GT_DEV void copy_dy_and_G(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
@@ -172,12 +181,12 @@ GT_DEV void copy_dy_and_G(const ChunkGradientParams& p, const ChunkGradientBlock
     cp_async_commit();
 }
 
-/* The pieces of z that match the pieces of dy that a lane converts: for the chunk, and for the neighbour. */
+/* The pieces of z for the pieces of dy that a lane converts: in the chunk (own), and in the neighbour. */
 struct Gates {
     uint4 own[RowLanes<64>::PIECES], neighbour[RowLanes<64>::PIECES];
 };
 
-/* Rows as copy_rows; zeros outside. */
+/* Loads the same pieces as copy_rows().  Missing rows and columns become zeros. */
 GT_DEV void load_gate(const Problem& in, int warp, int64_t first, int rows, int columns,
                       uint4 (&z)[RowLanes<64>::PIECES]) {
     const RowLanes<64> at;
@@ -201,8 +210,8 @@ GT_DEV void load_gates(const ChunkGradientParams& p, const ChunkGradientBlock<C>
                   gates.neighbour);
 }
 
-/* Turns the warp's rows of a tile into f16 in place.  Returns the inverse of the power of the lane's row, which is
- * RowLanes<64>().row of these rows. */
+/* Converts the warp's 8 rows of a tile to f16 in place.  Returns the inverse of the power of the lane's row.  The
+ * lane's row is RowLanes<64>().row of the 8 rows. */
 template <class T>
 GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     const RowLanes<64> at;
@@ -216,7 +225,7 @@ GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     return power.inverse;
 }
 
-/* The same for dy silu(z). */
+/* convert_rows_of() for dy silu(z). */
 template <class T>
 GT_DEV float convert_gated_rows_of(int warp, uint32_t tile, const uint4 (&z)[RowLanes<64>::PIECES]) {
     using E = Element<T>;
@@ -255,7 +264,8 @@ GT_DEV float convert_dy(const Problem& in, int warp, uint32_t tile, const uint4 
     return in.dtype == GT_BF16 ? convert_gated_rows_of<bf16>(warp, tile, z) : convert_gated_rows_of<f16>(warp, tile, z);
 }
 
-/* The sum over a warp's 8 rows, each of which is in 4 lanes. */
+/* rows_sum() adds x over the warp's 8 rows; rows_largest() finds the largest x.  The 4 lanes of a row have the same
+ * x. */
 GT_DEV float rows_sum(float x) {
     GT_UNROLL
     for (int mask = RowLanes<64>::LANES; mask < 32; mask *= 2) x += shfl_xor(x, mask);
@@ -271,7 +281,8 @@ GT_DEV float rows_largest(float x) {
     return x;
 }
 
-/* Converts the warp's rows of a step's tiles, x first.  The same warp has copied them. */
+/* Converts the warp's rows of a step's tiles.  The same lanes have copied these rows, so no barrier is needed before.
+ * x comes first, because it arrives first. */
 template <class C>
 GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int step, const Gates& gates) {
     const RowLanes<64> at;
@@ -300,7 +311,8 @@ GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int
     }
 }
 
-/* Makes bounds of dy and C over all rows from each row on, 8 rows at a time.  Called by one warp, between barriers. */
+/* For every 8 rows, one warp computes a bound of dy times C over these rows and all later rows.  M_BOUND holds the
+ * results. */
 template <class C>
 GT_DEV void bound_rows(const ChunkGradientBlock<C>& me) {
     const int lane = lane_id();
@@ -315,8 +327,7 @@ GT_DEV void bound_rows(const ChunkGradientBlock<C>& me) {
 
 /* ---- the state that the chunk makes ---------------------------------------------------------------------------- */
 
-/* The neighbour's B or C in the form that a warp multiplies: right operands of all 64 tokens and the warp's columns,
- * divided by WEIGHT_RANGE. */
+/* The neighbour's B or C as right operands of mma: all 64 tokens and the warp's columns, divided by WEIGHT_RANGE. */
 template <class C>
 struct Neighbour {
     uint32_t words[4][C::MADE_TILES][2];
@@ -342,8 +353,9 @@ GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neigh
     }
 }
 
-/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T over the neighbour's tokens, in place, as f16 with one
- * power of two.  The rows are x and B for h, dy and C for G. */
+/* Advances h or G through the neighbour's tokens: state <- exp(sum a) state + sum_t weight_t left_t right_t^T.  For h,
+ * left is x and right is B; for G, left is dy and right is C.  The result is f16 with one power of two, and overwrites
+ * the old state. */
 template <class C>
 GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbour<C>& neighbour) {
     const int lane = lane_id(), g = lane / 4, j = lane % 4;
@@ -357,8 +369,9 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
     }
     const float E = me.value(C::MADE + CHUNK);
     const int from = C::STATE_INVERSES + step % 2 * 8 + (me.second ? 0 : 4);
-    const Power weights = power_of(sum * (0x1p14f / WEIGHT_RANGE)); /* to at most WEIGHT_RANGE */
-    /* the bound holds since no element of rows, B or C exceeds 2^14, and no element of the state 2^16 */
+    const Power weights = power_of(sum * (0x1p14f / WEIGHT_RANGE)); /* scales the sum of weights to at most
+                                                                     * WEIGHT_RANGE */
+    /* the bound holds because no element of x, dy, B or C exceeds 2^14, and no element of the old state 2^16 */
     const float bound = fma_rn(E * 0x1p16f, largest_of(lds<float4>(me.address(from))), sum * 0x1p28f);
     const Power made = power_of(bound);
     float sums[C::MADE_BLOCKS][C::MADE_TILES][4] = {};
@@ -400,7 +413,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
     if (thread_id() == 0) sts<float>(me.address(C::MADE_INVERSE), made.inverse);
 }
 
-/* The inverses of the powers of h (0) or G (1), one for every 16 rows. */
+/* The inverses of the powers of h (which = 0) or G (which = 1), one for every 16 rows. */
 template <class C>
 GT_DEV float4 state_inverses(const ChunkGradientBlock<C>& me, int step, int which) {
     if (me.makes_state() && which == (me.second ? 0 : 1)) {

@@ -1,5 +1,5 @@
-/* gt/ssd/mma/gradients_tokens.cuh - the work by token of chunk_gradient_kernel (gradients.cuh), one warp for each part:
- * Delta and decay factors before a step, da and ddt after it. */
+/* gt/ssd/mma/gradients_tokens.cuh - the part of chunk_gradient_kernel (gradients.cuh) that computes numbers for each
+ * token.  Before a step, one warp computes Delta and decay factors.  After a step, another warp computes da and ddt. */
 #ifndef GT_SSD_MMA_GRADIENTS_TOKENS_CUH
 #define GT_SSD_MMA_GRADIENTS_TOKENS_CUH
 
@@ -10,12 +10,13 @@ namespace ssd {
 
 /* ---- decay factors, da, ddt ------------------------------------------------------------------------------------ */
 
-/* A lane's values of a head's dt, as bits: of the tokens 2 lane, 2 lane + 1 of the chunk and of its neighbour. */
+/* The bits of a head's dt for tokens 2 lane and 2 lane + 1: own of the chunk, other of the neighbour (the other chunk
+ * of the slot). */
 struct StepTimes {
     uint32_t own[2] = {}, other[2] = {};
 };
 
-/* dt of the chunk itself. */
+/* Loads dt of the chunk itself. */
 template <class C>
 GT_DEV void load_dt(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, uint32_t (&dt)[2]) {
     load_dt(p.in, offset_of(p.in.dt_stride, me.b, me.first, me.head(p, step)), me.tokens, dt);
@@ -29,7 +30,7 @@ GT_DEV void load_times(const ChunkGradientParams& p, const ChunkGradientBlock<C>
         load_dt(in, offset_of(in.dt_stride, me.b, me.neighbour(), me.head(p, step)), me.neighbour_tokens, dt.other);
 }
 
-/* Makes the weight of each of the neighbour's tokens in the state that the chunk makes, and exp(sum a). */
+/* Computes the factors of make_state(): the weight of each of the neighbour's tokens, and the decay exp(sum a). */
 template <class C>
 GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                               const float (&delta)[2]) {
@@ -53,7 +54,8 @@ GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientB
     if (lane == 0) sts<float>(me.address(addresses + CHUNK), exp2_finite(from));
 }
 
-/* Makes a step's inputs before the step begins, except its decay factors: Delta, Dskip, the states' inverses. */
+/* Before a step begins, computes its Delta, loads Dskip and the inverses of its states, and computes
+ * neighbour_factors().  The step's decay factors follow in own_factors(). */
 template <class C>
 GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
     const Problem& in = p.in;
@@ -77,7 +79,7 @@ GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<
     sts<float>(me.address(C::STATE_INVERSES + step % 2 * 8 + lane_id()), inverse);
 }
 
-/* Makes the chunk's own decay factors from the Delta of prepare_step(). */
+/* Computes the chunk's own decay factors from the Delta that prepare_step() has stored. */
 template <int WHICH, class C>
 GT_DEV void own_factors(const ChunkGradientBlock<C>& me, int step) {
     const float2 pair = lds<float2>(me.address(C::STEP_DELTA + 2 * lane_id()));
@@ -85,7 +87,7 @@ GT_DEV void own_factors(const ChunkGradientBlock<C>& me, int step) {
     make_factors<WHICH>(me.address(me.factor(step, 0)), delta, me.value(C::STEP_DELTA + CHUNK));
 }
 
-/* Multiplies sums without Delta by Delta. */
+/* Multiplies sums by Delta.  If Delta is 0, the result is 0 even if the sum is infinite. */
 GT_DEV float2 times(const Delta (&delta)[2], float2 x) {
     return {delta[0].value == 0.0f ? 0.0f : delta[0].value * x.x, delta[1].value == 0.0f ? 0.0f : delta[1].value * x.y};
 }
@@ -96,8 +98,8 @@ struct HeadSums {
     float dskip;
 };
 
-/* Makes the partial sums of dA, ddt_bias and dDskip for a finished step; after the head's last tile also da and ddt.
- * dt: the raw bits of dt for the lane's two tokens of the chunk. */
+/* After a step, adds the step's sums to those of the head's earlier tiles.  After the head's last tile, computes da and
+ * ddt, and stores the chunk's partial sums of dA, ddt_bias and dDskip.  dt: bits of dt for the lane's two tokens. */
 template <class C>
 GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                         const uint32_t (&dt)[2], HeadSums& head) {
@@ -113,13 +115,13 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
     deltas_of(in, h, me.tokens, dt, deltas);
     float2 da = sums_from(of_halves(C::E));
     GT_UNROLL
-    for (int i = 0; i < 3; i++) { /* Gamma_ts for s in an earlier block than k */
+    for (int i = 0; i < 3; i++) { /* Gamma_ts with s in block i, which is earlier than the block of k */
         float2 row = {0.0f, 0.0f};
         if (i < block) row = of_pairs(C::ROW_SUMS, lower_pair_index(block, i));
         row = sums_from(row);
         if (i < block) da = plus(da, row);
     }
-    /* s in the block of k with t in a later block; then both in the block of k; then F */
+    /* Gamma_ts with s in the block of k and t in a later block; then with both in the block of k; then F */
     float2 later = {0.0f, 0.0f};
     GT_UNROLL
     for (int i = 1; i < BLOCKS; i++)
@@ -161,7 +163,7 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
         const float da_t = i ? da.y : da.x, direct_t = i ? direct.y : direct.x;
         const Delta delta = deltas[i];
         if (t >= me.tokens) continue;
-        /* multiplies the slope first, because the sum without it may overflow */
+        /* multiplies each term by the slope first, because the sum of the bare terms may overflow */
         float ddt = fma_rn(delta.slope * A, da_t, delta.slope * direct_t);
         if (delta.slope == 0.0f) ddt = 0.0f;
         if (C::MORE && p.ddt_share) {

@@ -1,4 +1,5 @@
-/* gt/ssd/mma/launch.cuh - ssd on tensor cores by mma.sync: launches, each for one slab of columns. */
+/* gt/ssd/mma/launch.cuh - launches the kernels of ssd that use mma.sync.  A launch takes one slab of columns (SLAB in
+ * problem.cuh). */
 #ifndef GT_SSD_MMA_LAUNCH_CUH
 #define GT_SSD_MMA_LAUNCH_CUH
 
@@ -62,7 +63,7 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
                C::THREADS, C::SMEM, chain, p);
 }
 
-/* One kernel takes bf16 and f16. */
+/* The same kernel takes bf16 and f16. */
 static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, int stages, Chain& chain) {
     return dispatch_columns(p.in, [&](auto, auto columns) {
         constexpr int N = decltype(columns)::value;

@@ -1,22 +1,23 @@
 /* gt/ssd/mma/state.cuh - ssd on tensor cores: states in registers, and a block's position.
  *
  * A unit is 64 rows of one head's state: a head with P <= 64 is one unit, a head with P = 128 is two.  The units of a
- * block belong to one group and share its B and C.  A block has two units in kernels for mma, one to four in kernels
- * for compute capability 9.0.  A warp has 16 rows of a unit and all NP >= N columns, in the layout of mma accumulators:
+ * block belong to one group and share the group's B and C.  A block has two units in mma/, and one to four in sm90/.  A
+ * warp has 16 rows of a unit and all NP >= N columns, in the layout of mma accumulators:
  *
  *     H[n][e] is row 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4.
  *
- * (With 32 rows per warp, B and C would be read half as often, but 8 warps per multiprocessor hide no latency.)
+ * With 32 rows per warp, B and C would be read half as often.  But then a multiprocessor has only 8 warps, too few to
+ * hide latency.
  *
- * H is fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  The power follows
- * an upper bound of the magnitudes: E times the old bound, plus the most that the update can add.  The bound costs a
- * few operations per chunk.  Where a checkpoint is written, the true maximum replaces the bound.  The power changes
- * when H is multiplied by E; the change is exact.
+ * H is fp32, times a power of two that keeps all elements below 2^16, so that packing to f16 needs no scale.  The power
+ * follows from an upper bound of the magnitudes, which costs a few operations per chunk.  The new bound is E times the
+ * old bound, plus the most that the update can add.  At a checkpoint, the true maximum replaces the bound.  The
+ * multiplication by E also changes the power, which is exact.
  *
- * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and rows
- * b_t of B or C.  Tensor cores round sums towards zero, so the sum of 64 tokens starts at zero, and an fp32 addition
+ * The update is H <- E H + sum_t v_t b_t^T.  v_t is (x_t or dy_t) . weight_t as f16, times a power of two, and b_t is a
+ * row of B or C.  Tensor cores round sums towards zero.  So the sum over 64 tokens starts at zero, and an fp32 addition
  * adds it to H.
- * registers: NP / 2 for H, 16 for v, 16 for the sums. */
+ * registers per thread: NP / 2 for H, 16 for v, 16 for the sums. */
 #ifndef GT_SSD_MMA_STATE_CUH
 #define GT_SSD_MMA_STATE_CUH
 
@@ -26,15 +27,15 @@
 namespace gt {
 namespace ssd {
 
-/* The warp's number, in a form that tells the compiler that all lanes have the same value. */
+/* The warp's index.  shfl_idx() tells the compiler that all lanes have the same value. */
 GT_DEV int uniform_warp() {
     const int warp = shfl_idx(warp_id(), 0);
     GT_ASSUME(warp >= 0 && warp < WARPS);
     return warp;
 }
 
-/* Fills Weights, by one warp.  weight: weights of the tokens 2 lane, 2 lane + 1, which include the inverses of both
- * tiles' powers.  most: bounds of |x or dy| . |weight|. */
+/* One warp fills Weights.  weight: weights of tokens 2 lane and 2 lane + 1, times the inverses of the powers in both
+ * tiles.  most: bounds of |weight| times the elements of x or dy as f16. */
 GT_DEV void make_weights(uint32_t addresses, float2 weight, float2 most) {
     float largest = fmaxf(most.x, most.y), sum = most.x + most.y;
     GT_UNROLL
@@ -51,12 +52,13 @@ GT_DEV void make_weights(uint32_t addresses, float2 weight, float2 most) {
 template <int NP>
 struct WarpState {
     static constexpr int TILES = NP / 8;
-    static constexpr int STAGED = NP < 64 ? NP : 64, STAGING = 16 * STAGED; /* columns, bytes that keep() uses */
+    static constexpr int STAGED = NP < 64 ? NP : 64, STAGING = 16 * STAGED; /* keep() stages STAGED columns at a time,
+                                                                             * in STAGING bytes */
     float H[TILES][4];
-    float bound; /* of the magnitudes, without the power */
+    float bound; /* bound of the magnitudes of H without its power */
     Power power;
 
-    /* Makes the bound the maximum itself. */
+    /* Replaces the bound by the true maximum. */
     GT_METHOD void measure() {
         float partial[8] = {};
         GT_UNROLL
@@ -77,8 +79,8 @@ struct WarpState {
         power = power_of(bound);
     }
 
-    /* Loads 16 rows of a state [P,N], from row0 on, in the columns of this launch.  from: the state's first element in
-     * these columns; NULL: zeros. */
+    /* Loads 16 rows of a state [P,N] from row0 on, in the columns of this launch.  from: row 0 of the state, in the
+     * launch's first column; NULL: zeros. */
     GT_METHOD void load(const float* from, int row0, const Problem& in) {
         power = {1.0f, 1.0f};
         const int row = row0 + here() / 4, column = 2 * (here() % 4);
@@ -119,12 +121,13 @@ struct WarpState {
         measure();
         constexpr int PIECES = STAGED / 8, STEP = 32 / PIECES;
         const int lane = here(), g = lane / 4, j = lane % 4;
-        const int row = lane / PIECES, piece = lane % PIECES; /* the lane's first row; its next rows are STEP further */
+        const int row = lane / PIECES, piece = lane % PIECES; /* row: the lane's first row; its next row is STEP rows
+                                                               * further */
         if (lane == 0 && row0 < in.P)
             checkpoints.powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row0)] = power.inverse;
         f16* to = checkpoints.values + (slot * in.P + row0 + row) * in.N + 8 * piece;
         GT_UNROLL
-        for (int i = 0; i < 2 * (NP / STAGED); i++) { /* 8 rows, STAGED columns at a time */
+        for (int i = 0; i < 2 * (NP / STAGED); i++) { /* 8 rows by STAGED columns at a time */
             const int half = i % 2, n0 = i / 2 * PIECES;
             GT_UNROLL
             for (int n = 0; n < PIECES; n++)
@@ -141,9 +144,9 @@ struct WarpState {
         }
     }
 
-    /* Adds the chunk's share to H.  left: x or dy as f16; the warp's 16 of its 64 columns are pair `unit_warp`.  right:
-     * B or C as f16.  weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z of type T; left is then
-     * multiplied by silu(z). */
+    /* Advances H by a chunk.  left: tile of x or dy as f16; the warp takes its 16 columns from 16 unit_warp on.  right:
+     * tile of B or C as f16.  weights: address of Weights.  E: decay of the chunk.  gate: 0, or a tile of z of type T,
+     * whose silu(z) is then multiplied into left. */
     template <class T>
     GT_METHOD void update(uint32_t left, uint32_t gate, int unit_warp, uint32_t right, uint32_t weights, float E) {
         const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
@@ -196,14 +199,14 @@ struct WarpState {
 
 /* ---- a block's position ------------------------------------------------------------------------------------------ */
 
-/* A block's position: the segment, and the block's units, which are pair number block_x() % (G pairs).  The position
- * lies in shared memory.  Otherwise the first address of every tensor, 64 bits each, would stay in registers from chunk
- * to chunk. */
+/* A block's position: the segment, and the block's two units.  The units are pair number block_x() % (G pairs) of all
+ * groups.  The position lies in shared memory, because otherwise the compiler would keep a 64-bit address of every
+ * tensor in registers. */
 struct Cursor {
     static constexpr int BYTES = 64;
     uint32_t addresses;
 
-    /* All threads.  item: the segment's number. */
+    /* All threads call it.  item: the segment's number. */
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item) const {
         sync_threads(); /* other threads may still read the previous segment */
         if (thread_id() == 0) {
@@ -233,10 +236,10 @@ struct Cursor {
     GT_METHOD int head(int unit) const { return lds<int>(addresses + 32 + 4 * unit); }
     GT_METHOD int row0(int unit) const { return lds<int>(addresses + 40 + 4 * unit); }
     GT_METHOD int group() const { return lds<int>(addresses + 48); }
-    GT_METHOD int units() const { return lds<int>(addresses + 52); } /* existing ones */
+    GT_METHOD int units() const { return lds<int>(addresses + 52); } /* the number of existing units */
 };
 
-/* Offset of the state of a unit's head, in row `row` of a tensor [rows,H,P,N]. */
+/* The offset of a unit's head in row `row` of a tensor [rows,H,P,N]. */
 GT_DEV int64_t unit_state(const Problem& in, const Cursor& cursor, int unit, int64_t row) {
     return (row * in.H + cursor.head(unit)) * in.P * in.N;
 }
@@ -252,8 +255,9 @@ GT_DEV int64_t unit_strand(const Problem& in) { return block_x() / (in.G * group
 
 /* ---- copies ----------------------------------------------------------------------------------------------------- */
 
-/* Addresses of chunks in global memory.  One thread advances them, so that other threads need no multiplications by
- * 64-bit strides.  They lie in shared memory, as Cursor does; the caller synchronises. */
+/* A stream is the global address of the next chunk of a tensor.  One thread advances all streams, so that other threads
+ * need no multiplications by 64-bit strides.  Streams lie in shared memory, as Cursor does.  The caller
+ * synchronises. */
 struct Streams {
     static constexpr int COUNT = 6, WHOLE = 8 * COUNT, BYTES = WHOLE + 8;
     uint32_t addresses;
@@ -271,12 +275,12 @@ struct Streams {
     GT_METHOD T* at(int stream) const {
         return lds<T*>(addresses + 8 * stream);
     }
-    /* Chunks before number `chunks` are whole in all their tiles. */
+    /* Chunks before number `chunks` have no missing rows or columns in any tile. */
     GT_METHOD void set_whole(int chunks) const { sts<int>(addresses + WHOLE, chunks); }
     GT_METHOD int whole() const { return lds<int>(addresses + WHOLE); }
 };
 
-/* Starts the copies of a chunk's tiles of x, dy or z, one tile per unit. */
+/* Starts to copy a chunk's tiles of x, dy or z, one tile for each unit. */
 template <class T>
 GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
                        const Cursor& cursor, int chunk) {
@@ -290,7 +294,7 @@ GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& str
     }
 }
 
-/* The same for B or C. */
+/* Starts to copy a chunk's tile of B or C. */
 template <class T, int NP>
 GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile,
                        const Cursor& cursor, int chunk) {
@@ -298,7 +302,7 @@ GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& str
     load_tile<NP, THREADS>(tile, first, stride.t, cursor.tokens(chunk), in.columns);
 }
 
-/* Copies whole tiles of the units.  The first unit has stream `first`. */
+/* load_units() for tiles without missing rows or columns.  The first unit has stream `first`. */
 template <class T>
 GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, uint32_t tiles, int units) {
     GT_UNROLL
@@ -307,8 +311,8 @@ GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, u
             load_whole_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, streams.at<T>(first + unit), pitch);
 }
 
-/* The number of whole chunks (CHUNK tokens) in a segment.  It is 0 if P cuts the tile of any unit of the block, or if
- * the columns are fewer than NP. */
+/* The number of chunks in a segment whose tiles have no missing rows or columns.  It is 0 if any unit of the block has
+ * fewer than 64 rows, or if the columns are fewer than NP. */
 template <int NP>
 GT_DEV int whole_chunks(const Problem& in, const Cursor& cursor) {
     bool all = in.columns == NP;
@@ -318,13 +322,13 @@ GT_DEV int whole_chunks(const Problem& in, const Cursor& cursor) {
 
 /* ---- a chunk and unit ------------------------------------------------------------------------------------------- */
 
-/* Loads dt of the tokens 2 lane, 2 lane + 1 of a chunk, as bits. */
+/* Loads dt of tokens 2 lane and 2 lane + 1 of a chunk, as bits. */
 GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk, uint32_t (&bits)[2]) {
     load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk),
             bits);
 }
 
-/* Delta of these tokens. */
+/* Delta of these two tokens. */
 GT_DEV void deltas_of(const Problem& in, const Cursor& cursor, int unit, int chunk, const uint32_t (&bits)[2],
                       float (&delta)[2]) {
     deltas_of(in, cursor.head(unit), cursor.tokens(chunk), bits, delta);
@@ -336,8 +340,8 @@ GT_DEV float chunk_decay(uint32_t addresses) {
     return scale.x + scale.y;
 }
 
-/* Weights of the tokens 2 lane, 2 lane + 1 in the state's update: Delta suf (in reverse: pre) times the inverses of
- * both tiles' powers. */
+/* The weights of tokens 2 lane and 2 lane + 1 in the state's update: Delta suf, or pre in reverse, times the inverses
+ * of the powers in both tiles. */
 GT_DEV float2 update_weight(uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
     const int t = 2 * here();
     const float2 a = lds<float2>(left + 4 * t), b = lds<float2>(right + 4 * t);
@@ -350,7 +354,7 @@ GT_DEV float2 update_weight(uint32_t addresses, uint32_t left, uint32_t right, b
     return {delta.x * suf.x * a.x * b.x, delta.y * suf.y * a.y * b.y};
 }
 
-/* Bounds of |weight| times |x or dy, as f16|. */
+/* Bounds of |weight| times the elements of x or dy as f16, which are at most 2^14. */
 GT_DEV float2 update_bounds(float2 weight) {
     return {finite(fabsf(weight.x) * 0x1p14f), finite(fabsf(weight.y) * 0x1p14f)};
 }

@@ -1,17 +1,17 @@
-/* gt/ssd/mma/states.cuh - ssd on tensor cores: passes over a segment that make states only.
+/* gt/ssd/mma/states.cuh - ssd on tensor cores: passes over a segment that compute only states, for 16-bit activations.
  *
- *     forward   H <- E H + sum_t Delta_t suf_t x_t B_t^T.  It makes the end of a segment that starts from zeros
- *               (local), or checkpoints if forward stored none.
- *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T, from the last chunk to the first.  It makes the local result, or the
- *               checkpoints and dstate_in.  A checkpoint holds the gradient of the state after a slot's last token,
- *               from tokens of later slots.  With z, dy silu(z) replaces dy; it is formed when v is.  Its power of two
- *               comes from bounds of both factors.
+ *     forward   H <- E H + sum_t Delta_t suf_t x_t B_t^T.  The local pass (gt/recurrence/segments.cuh) computes a
+ *               segment's end state from zeros.  In backward, the pass makes checkpoints if forward stored none.
+ *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T, from the last chunk to the first.  The pass is the local pass of
+ *               backward, or makes checkpoints of G and dstate_in.  A checkpoint of G is the gradient of the state
+ *               after a slot's last token.  With z, dy silu(z) replaces dy.  The kernel computes this product together
+ *               with v, and its power of two from bounds of dy and silu(z).
  *
- * grid, block and units as in forward_tensor_kernel.  For each chunk, both tiles become f16 and the decay factors are
- * made; then come the weights and the update.
+ * grid, block and units: as in forward_tensor_kernel.  In each chunk, warps first convert both tiles to f16 and compute
+ * the decay factors.  Then they compute the weights and update the states.
  * REGISTERS per thread, N = 128: H or G 64, v 16, sums 16.
  * SHARED MEMORY, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 10 KB.  In all 98.6
- * KB, so two blocks share a multiprocessor.  Where only one fits, it uses all registers.
+ * KB, so two blocks share a multiprocessor.  On devices where only one block fits, the block may use all registers.
  * BYTES per token and head: x or dy (and z) 2 P each; B or C 2 N per head from L2; checkpoints P N / 64.
  * Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_STATES_CUH
@@ -26,26 +26,27 @@ template <class T_, int NP_>
 struct StatesTile {
     using T = T_;
     static constexpr int NP = NP_, TILE_LEFT = TileShape<64>::BYTES, TILE_RIGHT = TileShape<NP>::BYTES;
-    static constexpr int LEFT = 0;                                           /* x or dy: [2][MMA_UNITS] */
-    static constexpr int RIGHT = LEFT + 2 * MMA_UNITS * TILE_LEFT;           /* B or C: [2] */
+    static constexpr int LEFT = 0;                                           /* x or dy: [2 stages][MMA_UNITS] */
+    static constexpr int RIGHT = LEFT + 2 * MMA_UNITS * TILE_LEFT;           /* B or C: [2 stages] */
     static constexpr int STAGING = RIGHT + 2 * TILE_RIGHT;                   /* [WARPS] */
     static constexpr int GATE = STAGING + WARPS * WarpState<NP>::STAGING;    /* z: [MMA_UNITS] */
     static constexpr int FACTORS = GATE + MMA_UNITS * TILE_LEFT;             /* [MMA_UNITS] */
     static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT; /* [WARPS] */
     static constexpr int INVERSE = WEIGHTS + WARPS * 4 * Weights::COUNT;
     static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK;                /* [MMA_UNITS] */
-    static constexpr int NEXT_DELTA = LEFT_INVERSE + MMA_UNITS * 4 * CHUNK; /* [MMA_UNITS], of the next chunk */
+    static constexpr int NEXT_DELTA = LEFT_INVERSE + MMA_UNITS * 4 * CHUNK; /* [MMA_UNITS]: Delta of the next chunk */
     static constexpr int CURSOR = NEXT_DELTA + MMA_UNITS * 4 * CHUNK;
     static constexpr int STREAMS = CURSOR + Cursor::BYTES;
     static constexpr int LEFT_STREAM = 0, RIGHT_STREAM = MMA_UNITS, GATE_STREAM = RIGHT_STREAM + 1;
     static constexpr int BYTES = STREAMS + Streams::BYTES;
     static constexpr int MIN_BLOCKS = blocks_at_once(BYTES);
-    static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 at the same time */
+    static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp converts to f16 together */
     static_assert(STAGING % 128 == 0 && GATE % 128 == 0, "tiles begin at multiples of 128");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
 
-/* Runs one segment, chunk by chunk.  Returns the item's number, because no registers keep it. */
+/* Runs one segment, chunk by chunk.  Returns `item` from shared memory, so that no register keeps it during the
+ * pass. */
 template <class Tile, bool REVERSE>
 GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
     using T = typename Tile::T;
@@ -72,8 +73,8 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         state.load(reads ? start + unit_state(in, cursor, unit, 0) : nullptr, cursor.row0(unit) + 16 * unit_warp, in);
     }
     const int chunks = cursor.chunks();
-    /* addresses of left and right start at chunk number 1, of z at number 0, because they advance between these
-     * copies */
+    /* Streams of left and right start at the second chunk, and those of z at the first.  They advance together, after
+     * the copies of left and right and before the copy of z. */
     if (thread_id() == 0) {
         const int first = REVERSE ? chunks - 1 : 0, second = REVERSE ? chunks - 2 : 1;
         for (int k = 0; k < MMA_UNITS; k++) {
@@ -117,7 +118,8 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         deltas_of(in, cursor, unit, chunk_of(i), bits, delta);
         sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]});
     };
-    /* dt, in the warp that makes Delta: warp 0 at first, later a warp with less work */
+    /* bits: dt in the warp that makes Delta.  This is warp 0 for the first chunk, and later warp 3, which has less
+     * work. */
     uint32_t bits[2] = {0, 0};
     if (unit < cursor.units() && unit_warp == 0 && chunks > 0) {
         load_dt(in, cursor, unit, chunk_of(0), bits);
@@ -144,7 +146,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         }
         cp_async_wait<0>();
         sync_threads();
-        load(i + 1); /* into the stage that the previous chunk has freed */
+        load(i + 1); /* copies to the stage that the previous chunk has freed */
         if (active && unit_warp == 3 && i + 1 < chunks) {
             make_deltas(i + 1, bits);
             if (i + 2 < chunks) load_dt(in, cursor, unit, chunk_of(i + 2), bits);
@@ -169,8 +171,8 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
             }
             streams.move<T>(Tile::RIGHT_STREAM, STEP * right_stride.t);
         }
-        /* Each warp makes the weights itself, which takes less time than waiting for one warp.  With z one warp makes
-         * them, because the bounds of z's rows take longer. */
+        /* Without z, each warp computes the weights itself, which is faster than waiting for another warp.  With z, one
+         * warp computes them, because the bounds of rows of z take longer. */
         const uint32_t weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * (gated ? UNIT_WARPS * unit : warp);
         if (active && (!gated || unit_warp == 3)) {
             const float2 weight = update_weight(addresses, inverses, smem + Tile::INVERSE, REVERSE);
@@ -195,7 +197,9 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
             load_gate(i + 1);
         }
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again, which
+                                                                                            * needs no registers during
+                                                                                            * the pass */
     const int row0 = cursor.row0(unit) + 16 * unit_warp;
     if (unit < cursor.units() && p.is_local) {
         state.store(in.segments.states + unit_state(in, cursor, unit, same.segment_slot), row0, in);
@@ -208,7 +212,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
     return cursor.item();
 }
 
-/* A strand may have no sequence. */
+/* Clears the strand's row of state_sum, because a strand may have no sequence. */
 template <class Tile>
 GT_DEV void clear_sum(const StatesParams& p) {
     const Cursor cursor = {smem_base() + Tile::CURSOR};

@@ -1,6 +1,6 @@
-/* gt/ssd/sm90/block.cuh - code that the passes over units share on compute capability 9.0.  The units of a block belong
- * to one group; they are called its bundle.  The producer warpgroup copies rows ahead; consumer warpgroups keep states
- * in the layout of accumulators (mma/state.cuh). */
+/* gt/ssd/sm90/block.cuh - code that forward and the passes over states share on compute capability 9.0.  The units of a
+ * block (64 rows of a head's state each) belong to one group and are called its bundle.  The producer warpgroup copies
+ * rows ahead of their use.  Consumer warpgroups keep states in the layout of accumulators (mma/state.cuh). */
 #ifndef GT_SSD_SM90_BLOCK_CUH
 #define GT_SSD_SM90_BLOCK_CUH
 
@@ -14,16 +14,16 @@
 namespace gt {
 namespace ssd {
 
-/* forward.cuh */
-/* y_map: map of y with boxes of 64 tokens by 64 rows of a head, if has_y_map.  checkpoint_map: map of the checkpoints,
- * if there are any, with boxes of 16 rows by 64 columns. */
+/* Parameters of the kernel in forward.cuh.  y_map: tensor map of y with boxes of 64 tokens by 64 rows of a head, if
+has_y_map.  checkpoint_map: tensor map of the checkpoints, if there are any, with boxes of 16 rows by 64 columns. */
 struct HopperForwardParams : TensorParams {
     TensorMap y_map, checkpoint_map;
     int has_y_map;
 };
 
-/* own_lane() and own_thread() are here() and thread_here() with known ranges, so that the compiler turns quotients into
- * shifts.  Helpers that other kernels share omit these hints, because they change register allocation there. */
+/* own_lane() and own_thread() are here() and thread_here() with known ranges, so that the compiler turns divisions into
+ * shifts.  here() and thread_here() omit these hints, because the hints would change register allocation in other
+ * kernels. */
 GT_DEV int own_lane() {
     const int lane = made_here(lane_id());
     GT_ASSUME(lane >= 0 && lane < 32);
@@ -35,8 +35,8 @@ GT_DEV int own_thread() {
     return thread;
 }
 
-/* wgmma_step() that changes only the low one of two registers.  A step's address also fits in 14 bits, so nothing is
- * carried into the high register. */
+/* wgmma_step() in one register.  The descriptor's address has 14 bits and a step stays within them.  So the addition
+ * never carries into the high register. */
 GT_DEV uint64_t operand_step(uint64_t operand, uint32_t bytes) {
     return (operand >> 32 << 32) | (uint32_t)((uint32_t)operand + (bytes >> 4));
 }
@@ -60,23 +60,24 @@ GT_DEV int bundle_strand(const Problem& in) {
     return divide(block_x(), in.bundles.by_strand, &index);
 }
 
-/* each_item() for this block. */
+/* Calls pass(span, item) for each segment of this block's strand. */
 template <class Pass>
 GT_DEV void each_bundle_item(const Problem& in, const Pass& pass) {
     each_item(
         in, bundle_strand(in), [&] { return in.bundles.strands; }, pass);
 }
 
-/* Cursor for a warpgroup of a block with UNITS units.  If units are missing, the last unit takes their places, and its
- * repeated results are not stored.  So no code branches on missing units. */
+/* A cursor is the position of a warpgroup: its segment, and the UNITS units of its block.  It lies in shared memory.
+ * If units are missing, the last unit takes their places, and its repeated results are not stored.  So the code has no
+ * branches for missing units. */
 template <int UNITS>
 struct GroupCursor {
     static constexpr int BYTES = 176;
     static_assert(UNITS <= 4, "fits");
     uint32_t addresses;
 
-    /* Called by all threads of a warpgroup.  barrier: the number of its barrier.  One thread calls fill(), which may
-     * put offsets. */
+    /* All threads of the warpgroup call this function.  barrier: number of the warpgroup's named barrier.  One thread
+     * calls fill(), which may call put_offsets() and put_number(). */
     template <class Fill>
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier, const Fill& fill) const {
         bar_sync(barrier, WARPGROUP); /* other threads may still read the previous segment */
@@ -117,7 +118,7 @@ struct GroupCursor {
     GT_METHOD int row0(int unit) const { return lds<int>(addresses + 64 + 4 * unit); }
     GT_METHOD int group() const { return lds<int>(addresses + 40); }
     GT_METHOD bool exists(int unit) const { return unit < lds<int>(addresses + 44); }
-    /* Offset of the state of a unit's head, in row `row` of a tensor [rows,H,P,N]. */
+    /* The offset of a unit's head in row `row` of a tensor [rows,H,P,N]. */
     GT_METHOD int64_t state(const Problem& in, int unit, int64_t row) const {
         return (row * in.H + head(unit)) * in.P * in.N;
     }
@@ -125,10 +126,10 @@ struct GroupCursor {
     GT_METHOD int64_t slot(int unit, int chunk) const {
         return lds<int64_t>(addresses + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
     }
-    /* A number for each unit, which takes the place of a second tensor's offset. */
+    /* A number for each unit.  It shares memory with the offsets of a second tensor. */
     GT_METHOD float number(int unit) const { return lds<float>(addresses + 144 + 8 * unit); }
     GT_METHOD void put_number(int unit, float x) const { sts<float>(addresses + 144 + 8 * unit, x); }
-    /* Offset of a unit's rows at the segment's first token, in one of up to 8 / UNITS tensors. */
+    /* The offset of a unit's rows at the segment's first token.  tensor: index of one of up to 8 / UNITS tensors. */
     GT_METHOD int64_t offset(int tensor, int unit) const {
         return lds<int64_t>(addresses + 112 + 8 * UNITS * tensor + 8 * unit);
     }
@@ -140,8 +141,8 @@ struct GroupCursor {
     }
 };
 
-/* A consumer's addresses.  They are computed again at each use: kept through a chunk, they would take registers from
- * the states.  n: the chunk's number, counted over all segments; i: one of the warpgroup's units. */
+/* A consumer's addresses.  Each use computes them again, because the states need the registers.  n: the chunk's number,
+ * counted over all segments of the block.  i: index of a unit in the warpgroup. */
 template <class Tile>
 struct BundleConsumer {
     uint32_t smem;
@@ -152,13 +153,13 @@ struct BundleConsumer {
         return {smem + Tile::CURSOR + warpgroup() * GroupCursor<Tile::UNITS>::BYTES};
     }
     GT_METHOD int row0(int i) const { return cursor().row0(unit(i)) + 16 * unit_warp(); }
-    GT_METHOD void wait() const { bar_sync(2 + warpgroup(), WARPGROUP); } /* for the warpgroup */
+    GT_METHOD void wait() const { bar_sync(2 + warpgroup(), WARPGROUP); } /* barrier of the warpgroup */
 };
 
 /* ---- times ------------------------------------------------------------------------------------------------------- */
 
-/* A producer lane's values of a unit: the head's bias and A, and dt of the tokens 2 lane, 2 lane + 1 of a chunk, as
- * stored.  Loads return after the copies issued before them, so no lane uses dt before the next chunk. */
+/* A producer lane's values of a unit: the head's bias and A, and the bits of dt for tokens 2 lane and 2 lane + 1 of a
+ * chunk.  dt is loaded one chunk ahead, because a load returns only after the copies that were issued before it. */
 struct UnitTimes {
     float bias, A;
     uint32_t dt[2];
@@ -167,7 +168,7 @@ struct UnitTimes {
         bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
         A = in.A[h];
     }
-    /* first: the chunk's first element; tokens: the number of tokens. */
+    /* first: index of the chunk's first dt.  tokens: number of tokens in the chunk. */
     GT_METHOD void load(const Problem& in, int64_t first, int tokens) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
@@ -178,7 +179,7 @@ struct UnitTimes {
             if (in.dt_dtype == GT_F32)
                 dt[i] = as_uint(static_cast<const float*>(in.dt)[at]);
             else
-                dt[i] = static_cast<const bf16*>(in.dt)[at].bits; /* or of f16 */
+                dt[i] = static_cast<const bf16*>(in.dt)[at].bits; /* the same bits for f16 */
         }
     }
     GT_METHOD float delta(const Problem& in, int i, int tokens) const {
@@ -191,12 +192,13 @@ struct UnitTimes {
 
 /* ---- rows in and states out -------------------------------------------------------------------------------------- */
 
-/* A producer thread's part of a copy of 64 rows, PIECES pieces of 16 bytes each: one piece of every STEP-th row. */
+/* The part of one producer thread in a copy of 64 rows.  A row has PIECES pieces of 16 bytes, and the thread copies one
+ * piece of every STEP-th row. */
 template <int PIECES>
 struct CopiedRows {
     static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
-    /* The address k STEP rows further.  The swizzle repeats every 8 rows; with STEP = 4, every second step also flips a
-     * bit. */
+    /* The shared address k STEP rows further.  The swizzle repeats every 8 rows, so with STEP = 4 every second step
+     * also flips a bit. */
     GT_HD uint32_t next(uint32_t address, int k) {
         return (STEP == 4 && k % 2 ? address ^ 64 : address) + k * STEP * ROW;
     }
@@ -204,13 +206,12 @@ struct CopiedRows {
     GT_METHOD int piece() const { return own_thread() % PIECES; }
     GT_METHOD int64_t own(int64_t pitch) const { return row() * pitch + 8 * piece(); }
     GT_METHOD uint32_t address() const { return tile_at<ROW>(row(), piece(), PANEL); }
-    /* Address in memory of the thread's first row and piece.  first: address of row 0. */
+    /* The global address of the thread's first piece.  first: address of row 0. */
     template <class T>
     GT_METHOD const T* own(const T* first, int64_t pitch) const {
         return first + row() * pitch + 8 * piece();
     }
-    /* Starts the copy of a tile whose rows and columns all exist.  to: the thread's address() in the tile; from:
-     * own(first). */
+    /* Starts to copy a tile without missing rows or columns.  to: tile + address().  from: own(first). */
     template <class T>
     GT_METHOD void copy_whole(uint32_t to, const T* from, int64_t pitch) const {
         GT_UNROLL
@@ -219,8 +220,8 @@ struct CopiedRows {
             from += STEP * pitch;
         }
     }
-    /* Starts the copy to a tile.  from: own(first).  rows, columns (a multiple of 8): the numbers that exist; zeros
-     * follow. */
+    /* Starts to copy a tile.  from: own(first).  rows, columns: how many exist; the others become zeros.  columns is a
+     * multiple of 8. */
     template <class T>
     GT_METHOD void copy(uint32_t tile, const T* from, int64_t pitch, int rows, int columns) const {
         const uint32_t to = tile + address();
@@ -239,8 +240,8 @@ struct CopiedRows {
     }
 };
 
-/* Starts the copies of a chunk of one tensor, one tile per unit.  x: the tensor.  own: offset from the segment's first
- * token to the thread's row of the chunk, from of_units.own().  tensor: its number in the cursor. */
+/* Starts to copy a chunk of a tensor x, one tile for each unit.  own: of_units.own(), plus the offset of the chunk in
+ * the segment.  tensor: the index of x in the cursor's offsets. */
 template <int UNITS, class T>
 GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupCursor<UNITS>& cursor, int tensor, uint32_t tile,
                        const T* x, int64_t own, int64_t pitch, int tokens, int64_t P) {
@@ -256,8 +257,8 @@ GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupCursor<UNITS>& 
         of_units.copy(tile + i * TILE, x + (cursor.offset(tensor, i) + own), pitch, tokens, (int)P - cursor.row0(i));
 }
 
-/* Stores a warp's rows of a checkpoint, times a power of two.  They pass through the warp's rows of a tile that no
- * other warp uses meanwhile.  to: the first row; pitch: elements from row to row; rows, columns: the numbers that
+/* Stores a warp's 16 rows of a checkpoint, times a power of two.  The rows pass through the warp's own rows of a tile
+ * in shared memory.  to: the first row in global memory.  pitch: elements from row to row.  rows, columns: how many
  * exist. */
 template <int NP>
 GT_DEV void store_checkpoint_rows(uint32_t tile, int unit_warp, const float (&H)[NP / 8][4], float power, f16* to,
@@ -265,7 +266,7 @@ GT_DEV void store_checkpoint_rows(uint32_t tile, int unit_warp, const float (&H)
     constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
     const int lane = own_lane(), row = lane / PIECES, piece = lane % PIECES;
     const uint32_t address = by_rows<64>(tile, own_lane()), from = tile + panel_at<128>(16 * unit_warp + row, piece);
-    const auto values_at = [&](int k) { return lds<uint4>((from ^ 16 * (k % 8)) + 128 * k); }; /* row + k */
+    const auto values_at = [&](int k) { return lds<uint4>((from ^ 16 * (k % 8)) + 128 * k); }; /* a piece of row + k */
     const bool whole = pitch == NP && columns == NP && rows >= 16;
     to += row * pitch + 8 * piece;
     GT_UNROLL
@@ -274,7 +275,7 @@ GT_DEV void store_checkpoint_rows(uint32_t tile, int unit_warp, const float (&H)
             H + n0, [&](int k) { return block_at<64>(address, unit_warp, k); },
             [&](float x, float y) { return pack_f16(x * power, y * power); });
         sync_warp();
-        if (whole) { /* addresses differ by constants */
+        if (whole) { /* the addresses differ by constants, which takes fewer instructions */
             GT_UNROLL
             for (int k = 0; k < 16; k += STEP) stg<uint4>(to + (k * NP + 8 * n0), values_at(k));
         } else {

@@ -1,5 +1,5 @@
 /* gt/ssd/sm90/forward.cuh - ssd forward on compute capability 9.0, by wgmma.  It computes the same as
- * forward_tensor_kernel.  It takes N up to 128, and N up to 256 where groups have at least two units
+ * forward_tensor_kernel (mma/forward.cuh).  N is at most 128, or at most 256 if a group has at least two units
  * (units_of_forward()).
  *
  * A unit is 64 rows of a head's state (mma/state.cuh).  A block has UNITS units of one group.  It takes a segment of a
@@ -7,32 +7,32 @@
  *
  * WARPGROUPS
  *     producer     The last warpgroup.  It copies x, B and C of later chunks by cp.async, and z of the chunk that the
- *                  consumers have begun.  It turns B and C into f16 in place, once for all units.  One warp per unit
- *                  makes decay factors and merges them with the powers of B, C and x.  Each scheduler has one warp of
- *                  the producer, so these warps must not stall on loads: dt arrives in registers one chunk ahead
- *                  (UnitTimes).  If the call's sequences are ranked (Problem::order), the producer waits for the
- *                  previous kernel.  Consumers that read nothing of previous kernels do not wait either (is_apart).
- *     consumers    Two warpgroups with two units or one unit each; one warpgroup where a group has one unit.  For y
- *                  with z, four units and N <= 64, there are four warpgroups with one unit each (CONSUMERS), since such
- *                  a state takes few registers.  States stay in registers in the layout of accumulators, 16 rows per
- *                  warp.  For each chunk the consumers compute:
+ *                  consumers have begun.  It converts B and C to f16 in place, once for all units.  One warp per unit
+ *                  computes decay factors and merges them with the powers of B, C and x.  These warps must not stall on
+ *                  loads, so dt arrives in registers one chunk ahead (UnitTimes).  The producer waits for the previous
+ *                  kernel only if the call ranks its sequences (Problem::order).  Consumers wait unless they read only
+ *                  the caller's tensors (is_apart()).
+ *     consumers    Two warpgroups with one or two units each, or one warpgroup if the block has one unit.  If the
+ *                  kernel applies z and has four units and N <= 64, there are four warpgroups with one unit each
+ *                  (CONSUMERS), because such a state takes few registers.  States stay in registers in the layout of
+ *                  accumulators, 16 rows per warp.  For each chunk the consumers compute:
  *
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for all units.
- *            M_ts = S_ts L_ts Delta_s         per unit, to shared memory, as f16; zero above the diagonal.
+ *            M_ts = S_ts L_ts Delta_s         for each unit, to shared memory as f16; zero above the diagonal.
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 without a scale.
  *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z).
  *                                              In backward: times dy silu'(z), which gives dz instead of y.
- *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16.  The sum starts at zero; fp32 then adds it to H
- *            (mma/state.cuh).  y overwrites x in shared memory.
- *         Bulk copies (tile_store) store y of whole chunks; one warp per unit starts them.  Threads store the other
- *         results by rows, while S of the next chunk is made: dz, y of a chunk that a packed sequence cuts short, and y
+ *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16.  The sum starts at zero; an fp32 addition adds it to
+ *            H (mma/state.cuh).  y overwrites x in shared memory.
+ *         Bulk copies (tile_store) store y of whole chunks; one warp per unit starts them.  Three results are stored by
+ *         threads, by rows, while S of the next chunk is computed: dz, y of a packed sequence's short last chunk, and y
  *         without a tensor map.
- *         STORES_LATE covers three stages of x and two states of 128 columns per warpgroup.  There the consumers set
- *         the pace, so bulk copies of y start beside S and may last until M is made.  In other kernels the stage of x
- *         is freed as early as possible.  Bulk copies also store checkpoints (states before a chunk) while S of the
- *         chunk is made.
+ *         STORES_LATE: in kernels with three stages of x and two states of 128 columns per warpgroup, the consumers are
+ *         slower than the producer.  So bulk copies of y start together with S of the next chunk and end before its M
+ *         is complete.  Other kernels store y at once, to free the stage of x early.  Bulk copies also store
+ *         checkpoints, while S of the chunk is computed.
  *
- * SHARED MEMORY in KB, N = 128, UNITS = 4 (HopperTile has every offset): 226.5 in all, so one block per multiprocessor.
+ * SHARED MEMORY in KB, N = 128, UNITS = 4: 226.5 in all, so one block per multiprocessor.  HopperTile has every offset.
  * The last column names the warpgroups that write the buffer.
  *
  *     X                96     three stages of four units; y overwrites x             producer; consumers
@@ -43,36 +43,39 @@
  *     B, C             64     two stages; 16-bit inputs, then f16 in place           producer
  *     FACTORS          29.3   two stages of each unit: Merged, 936 floats            producer.
  *     PREPARED          4.1   two stages of each unit: weights of the update         producer
- *     B_INVERSE ...     1.1   of the chunk; cursors of warpgroups; barriers.
+ *     B_INVERSE ...     1.1   inverse powers of B and C; cursors of warpgroups; barriers.
  *
  * The third stage of x hides the latency of its copies behind the preparation of the previous chunk.
- * ONE UNIT.  A block has one consumer and a producer in two cases: a group of one unit (a head with P <= 64), and short
- * sequences of few heads (forward_units()).  Such a block is a chain of latencies; two blocks per multiprocessor
- * overlap them.  N <= 64 runs as 64 columns, in 105.3 KB.  B and C have three stages there and x has four, so that all
- * copies of a chunk are issued one chunk ahead.  One warp of the producer makes factors while its other three warps
- * turn B and C into f16 (prepare_beside_factors).  N <= 128 takes 105.2 KB, with two stages of each tensor.  One kernel
- * serves calls with and without z; forward_tensor_kernel makes dz.
+ * ONE UNIT.  A block has one consumer and a producer in two cases: a group has one unit (a head with P <= 64), or
+ * sequences are short and heads few (units_of_forward()).  Such a block mostly waits for latencies, so two blocks share
+ * a multiprocessor.
+ *     N <= 64 runs as 64 columns, in 105.3 KB.  B and C have three stages and x has four, so that all copies of a chunk
+ *     are issued one chunk ahead.  One warp of the producer computes factors while the other three convert B and C to
+ *     f16 (prepare_beside_factors()).
+ *     N <= 128 takes 105.2 KB, with two stages of each tensor.  One kernel serves calls with and without z.
+ *     forward_tensor_kernel computes dz.
  * GATE.  z has one stage.  For dz, each consumer copies z and dy itself by cp.async, in rows of 128 bytes.  It copies
- * the next unit's rows once its four warps have read the last unit's: two barriers per unit.  Without these barriers
- * each warp would copy 32 bytes of every row; forward with z then took a sixth longer.
- * MBARRIERS.  FULL and EMPTY belong to a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads
- * arrive.  EMPTY completes when the products have ended and z has been read, so the producer may copy z of the next
- * chunk.  X_EMPTY belongs to a stage of x and completes once its y is stored; the consumers' threads arrive.  GATE_FULL
- * belongs to z; the producer's copies arrive.
- * REGISTERS per thread, N = 128, UNITS = 4: of a consumer's 216, H takes 128, y, S or sums 32, x 16, v 16.  The
- * producer has 72.
- *     Four consumers have 104 each and the producer 64, from 96 at the launch.  One consumer has 160 and the producer
- *     96, from 128 at the launch.
+ * the next unit's rows after its four warps have read the current unit's rows, which takes two barriers per unit.
+ * Without these barriers each warp would copy 32 bytes of every row, and forward with z took a sixth longer.
+ * MBARRIERS.  FULL and EMPTY belong to a stage of B, C, FACTORS and PREPARED.  The producer's threads arrive at FULL.
+ * The consumers' threads arrive at EMPTY when their products have ended and they have read z, so the producer may then
+ * also copy z of the next chunk.  X_EMPTY belongs to a stage of x; the consumers' threads arrive when y is stored.
+ * GATE_FULL belongs to z; the producer's copies arrive.
+ * REGISTERS per thread, N = 128, UNITS = 4: a consumer has 216, of which H takes 128, y, S or sums 32, x 16, and v 16.
+ * The producer has 72.
+ *     With four consumers, each has 104 and the producer 64; all have 96 at the launch.  With one consumer, it has 160
+ *     and the producer 96; both have 128 at the launch.
  * N > 128: one launch of 256 columns with UNITS = 2, because one state takes as many registers as two of 128 columns.
- *     Shared memory takes 209.8 KB, for dz 225.8 KB.  A consumer has 208 registers, the producer 88.
+ *     Shared memory takes 209.8 KB, or 225.8 KB for dz.  A consumer has 208 registers, the producer 88.
  *
- * NUMBERS.  The products with M also take f16.  x comes from registers, with a power of two per token.  M has one power
- * for all elements, made from a bound.
- * ISSUE SLOTS per token and head, N = 128, UNITS = 4: 101 measured at commit 922c519, which fill 44 % of the slots; 29
- * of them are the producer's.  UNITS = 1, N = 64: about 94 counted in the machine code, 39 of them the producer's.
- * PRODUCTS, clocks per unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
- * BYTES per token and head: x and y (also z and dy) 2 P each.  B and C 4 N / heads of a group from memory, and N from
- * L2 with UNITS = 4.  Checkpoints P N / 64.
+ * NUMBERS.  The product of x and M takes f16, too.  x comes from registers, with a power of two per token.  M has one
+ * power for all elements, from a bound.
+ * ISSUE SLOTS per token and head.  N = 128, UNITS = 4: 101, measured at commit 922c519, of which the producer takes 29;
+ * they fill 44 % of all slots.  N = 64, UNITS = 1: about 94, counted in the machine code, of which the producer takes
+ * 39.
+ * PRODUCTS, clocks of the tensor cores per unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
+ * BYTES per token and head: x, y (and z, and dy for dz) 2 P each.  B and C together 4 N / heads of a group from memory,
+ * and N from L2 with UNITS = 4.  Checkpoints P N / 64.
  * grid: strands*G*bundles (a bundle has UNITS units); block 384 or 640, with one unit 256.  Every sum has one fixed
  * order, so results are deterministic. */
 #ifndef GT_SSD_SM90_FORWARD_CUH
@@ -85,40 +88,38 @@
 namespace gt {
 namespace ssd {
 
-constexpr int MEASURED_SLOTS = 8; /* at every 8th checkpoint the bound of a state becomes its maximum */
+constexpr int MEASURED_SLOTS = 8; /* at every 8th checkpoint, the true maximum replaces a state's bound */
 
-/* Offsets of the factors after finish_factors() has merged them with the powers of B, C and x.  Merged replaces
+/* Offsets of the decay factors after finish_factors() has merged them with the powers of B, C and x.  They overwrite
  * Factors. */
-
-/* Offsets of factors that finish_factors() has merged with the powers of B, C and x; they replace Factors: */
 struct Merged {
     static constexpr int RIGHT = Factors::DELTA; /* [s] Delta / powers of B and x */
     static constexpr int PRE = Factors::PRE;     /* [t] pre / power of C */
     static constexpr int ROW = Factors::U;       /* [t] U . power of M / power of C */
     static constexpr int LEFT = Factors::V;      /* [t] power of M / power of C */
-    static constexpr int HALF = Factors::HALF;   /* RIGHT times HALF of a block's first 8 tokens, LEFT times HALF of its
-                                                * last 8 */
+    static constexpr int HALF = Factors::HALF;   /* HALF times RIGHT for a block's first 8 tokens, HALF times LEFT for
+                                                * its last 8 */
     static constexpr int DIAGONAL = Factors::DIAGONAL;
     static constexpr int COUNT = 936;
     static constexpr int OWN =
-        DIAGONAL; /* [unit_warp][2][t], once M is made: a warp's factors of y, then of its rows of x */
+        DIAGONAL; /* [unit_warp][2][t]: overwrites DIAGONAL after M is stored; a warp's factors of y, then of x */
 
-    /* Offset of [s] RIGHT . V . between, for the tokens s before block 1, 2 or 3 of t */
+    /* The offset of RIGHT . V . between for tokens s, [s]; block: the block of t, 1 to 3.  All s are before it. */
     GT_HD int column(int block) { return block == 1 ? Factors::SUF + 48 : block == 2 ? Factors::COUNT : Factors::SUF; }
 };
 static_assert(Merged::COUNT == Factors::COUNT + 32, "columns of block 2 follow the factors");
 
-/* Further inputs of the consumers for a chunk and unit, as offsets in floats.  WEIGHTS: Weights, whose PAIRS is the
- * inverse of M's power.  FROM_STATES: a bound of |C H^T|, decays included, for |H| <= 1.  X_POWERS: the powers that
- * bring rows of x to f16. */
+/* More inputs of the consumers for a chunk and unit, as offsets in floats.  WEIGHTS: Weights, with the inverse of M's
+ * power in PAIRS.  FROM_STATES: a bound of pre C H^T if |H| <= 1.  X_POWERS: the powers of two by which rows of x are
+ * converted to f16. */
 struct Prepared {
     static constexpr int WEIGHTS = 0, FROM_STATES = 67, X_POWERS = 68, COUNT = 132;
 };
 static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepared::X_POWERS, "apart");
 
-/* Turns Factors of make_factors() into Merged, and makes the weights of the state's update.  Called by one warp.  b, c:
- * inverse powers of the lane's rows of B and C.  prepared: its X_POWERS holds the largest magnitude of each row of x on
- * entry. */
+/* One warp turns Factors into Merged, and computes the weights of the state's update.  b, c: inverse powers of rows 2
+ * lane and 2 lane + 1 of B and C.  prepared: address of Prepared.  On entry its X_POWERS holds the largest magnitude of
+ * each row of x. */
 template <int NP>
 GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, float2 b, float2 c) {
     const int lane = own_lane(), t = 2 * lane, block = lane / 8;
@@ -142,7 +143,7 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, float2 b, floa
     const Power power = power_of(finite(most_right * most_left * growth * (0x1p28f * NP)));
     const float2 left = {c.x * power.value, c.y * power.value};
     const float2 weight = {plain.x * suf.x, plain.y * suf.y};
-    sync_warp(); /* all factors have been read */
+    sync_warp(); /* all lanes have read the factors */
     put(Merged::RIGHT, right);
     put(Merged::LEFT, left);
     put(Merged::PRE, {finite(pre.x * c.x), finite(pre.y * c.y)});
@@ -174,12 +175,12 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, float2 b, floa
  * for all three would be 3 to 7 % slower with z. */
 constexpr int UNGATED = 0, GATED = 1, GATE_GRADIENT = 2;
 
-/* How rows arrive.  COPIED_ROWS: the producer copies them and turns B and C into f16.  MAPPED_ROWS: tensor maps load x
- * and z, and a previous kernel has turned B and C into f16 (forward_maps.cuh).  CONVOLVED_ROWS: the rows of conv_ssd
- * (gt/fused/conv_ssd_sm90.cuh).  They arrive as MAPPED_ROWS do; one more warpgroup convolves x in place. */
+/* How rows arrive in shared memory.  COPIED_ROWS: the producer copies them by cp.async and converts B and C to f16.
+ * MAPPED_ROWS: tensor maps load x and z, and a previous kernel has converted B and C (forward_maps.cuh).
+ * CONVOLVED_ROWS: like MAPPED_ROWS, but one more warpgroup convolves x in place (gt/fused/conv_ssd_sm90.cuh). */
 constexpr int COPIED_ROWS = 0, MAPPED_ROWS = 1, CONVOLVED_ROWS = 2;
 
-/* Offsets in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays. */
 template <class T_, int NP_, int UNITS_, int GATE_, int ROWS_ = COPIED_ROWS>
 struct HopperTile {
     using T = T_;
@@ -189,8 +190,8 @@ struct HopperTile {
                          CONSUMERS = UNITS == 1                                              ? 1
                                      : GATE_ == GATED && UNITS == 4 && NP <= 64 && !HAS_MAPS ? 4
                                                                                              : 2;
-    static constexpr int CONSUMER_UNITS = UNITS / CONSUMERS;                      /* of a consumer */
-    static constexpr int GATES = MAKES_DZ ? 2 * CONSUMERS : HAS_GATE ? UNITS : 0; /* tiles */
+    static constexpr int CONSUMER_UNITS = UNITS / CONSUMERS;                      /* units of a consumer */
+    static constexpr int GATES = MAKES_DZ ? 2 * CONSUMERS : HAS_GATE ? UNITS : 0; /* tiles of z and dy */
     static constexpr int THREADS = (CONSUMERS + 1 + CONVOLVES) * WARPGROUP,
                          FIT = UNITS == 1 ? 2 : 1; /* blocks per multiprocessor */
     static constexpr int REGISTERS = UNITS == 1                 ? 160
@@ -202,9 +203,10 @@ struct HopperTile {
                                                                 : 200,
                          PRODUCER_REGISTERS = UNITS == 1       ? 256 - REGISTERS
                                               : CONSUMERS == 4 ? 64
-                                              : CONVOLVES      ? 256 - REGISTERS /* and the convolver */
+                                              : CONVOLVES      ? 256 - REGISTERS /* the convolver's registers, too */
                                                                : 504 - 2 * REGISTERS;
-    static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
+    static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* bytes of a row and a panel of B and C:
+                                                                             * see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
     static constexpr int B_STAGES = UNITS == 1 && NP <= 64 ? 3 : 2, B_AHEAD = B_STAGES - 2;
     static constexpr int X_STAGES = B_AHEAD                                                 ? 4
@@ -212,10 +214,12 @@ struct HopperTile {
                                                                                             : 3,
                          X_AHEAD = X_STAGES > 2;
     static constexpr bool STORES_LATE =
-        CONSUMER_UNITS * NP > 128 && CONSUMER_UNITS > 1 && X_STAGES > 2;     /* y: see forward_consumer() */
-    static constexpr int LATER = X_AHEAD + (HAS_GATE && !MAKES_DZ);          /* groups of copies that follow B and C */
-    static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
-    static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS]; for dz [CONSUMERS][2]: z, dy */
+        CONSUMER_UNITS * NP > 128 && CONSUMER_UNITS > 1 && X_STAGES > 2;     /* see the top of the file */
+    static constexpr int LATER = X_AHEAD + (HAS_GATE && !MAKES_DZ);          /* cp.async groups that are committed after
+                                                                              * B and C of a chunk */
+    static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; y overwrites x */
+    static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS]: z; for dz [CONSUMERS][2]: z and
+                                                                              * dy */
     static constexpr int M = GATE + GATES * TILE_X;                          /* [UNITS] */
     static constexpr int B = M + UNITS * TILE_X;                             /* [B_STAGES] */
     static constexpr int C = B + B_STAGES * TILE_B;                          /* [B_STAGES] */
@@ -228,20 +232,21 @@ struct HopperTile {
                          EMPTY = FULL + 16;    /* [2] */
     static constexpr int X_EMPTY = EMPTY + 16; /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 8 * X_STAGES;
-    static constexpr int X_FULL = GATE_FULL + 8; /* HAS_MAPS: [X_STAGES][UNITS], for x as stored in memory */
+    static constexpr int X_FULL = GATE_FULL + 8; /* with HAS_MAPS: [X_STAGES][UNITS], for x as loaded */
     static constexpr int CONVOLVED = X_FULL + HAS_MAPS * 8 * X_STAGES * UNITS; /* [2] */
-    static constexpr int GATE_AT = CONVOLVED + CONVOLVES * 16; /* [UNITS][2], for dz: where rows of z and dy begin */
+    static constexpr int GATE_AT = CONVOLVED + CONVOLVES * 16; /* [UNITS][2], for dz: offsets of the segment's first
+                                                                * rows in z and dy */
     using Chunks = Ring<2, FULL, EMPTY>;                       /* B, C, FACTORS and PREPARED */
-    using Rows = Ring<X_STAGES, NO_BARRIER, X_EMPTY>;          /* x; a copied stage is full when its chunk is */
-    using LoadedRows = Ring<X_STAGES, X_FULL, NO_BARRIER, 8, UNITS>; /* HAS_MAPS: x of a unit, as stored in memory */
-    using Gate = Ring<1, GATE_FULL>;                                 /* z, free as its chunk is */
+    using Rows = Ring<X_STAGES, NO_BARRIER, X_EMPTY>;          /* x; with COPIED_ROWS, FULL of Chunks also covers x */
+    using LoadedRows = Ring<X_STAGES, X_FULL, NO_BARRIER, 8, UNITS>; /* with HAS_MAPS: x of a unit, as loaded */
+    using Gate = Ring<1, GATE_FULL>;                                 /* z; EMPTY of Chunks also frees z */
     using ConvolvedChunks = Ring<2, CONVOLVED>;
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(FIT * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
 };
 
-/* Address of a piece of a row of B or C. */
+/* The offset of a piece of a row in a tile of B or C. */
 template <class Tile>
 GT_DEV uint32_t group_address(int row, int piece) {
     return tile_at<Tile::ROW>(row, piece, Tile::PANEL);
@@ -249,8 +254,8 @@ GT_DEV uint32_t group_address(int row, int piece) {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* maxima[row] <- the largest magnitude of each of `rows` rows of a unit's x, from row `first` on.  Called by one warp.
- * first and rows are multiples of 8 AT_ONCE.  maxima: shared, fp32. */
+/* For `rows` rows of a unit's x from row `first` on, one warp stores the largest magnitude of each row to maxima[row].
+ * first and rows are multiples of 8 AT_ONCE.  maxima: fp32 in shared memory. */
 template <class T, int AT_ONCE>
 GT_DEV void row_maxima(uint32_t tile, uint32_t maxima, int first, int rows) {
     using Lanes = RowLanes<64>;
@@ -270,8 +275,8 @@ GT_DEV void row_maxima(uint32_t tile, uint32_t maxima, int first, int rows) {
     }
 }
 
-/* rows_to_f16 for B or C, whose tiles are panels.  One warp takes block `first` and every step-th block of rows after
- * it, AT_ONCE blocks at a time. */
+/* rows_to_f16() for B or C, whose tiles have the panel layout of wgmma.  One warp converts AT_ONCE blocks of rows:
+ * block `first`, and then every step-th block. */
 template <class Tile, int AT_ONCE>
 GT_DEV void blocks_to_f16(uint32_t tile, uint32_t inverses, int first, int step) {
     using T = typename Tile::T;
@@ -299,7 +304,7 @@ GT_DEV void blocks_to_f16(uint32_t tile, uint32_t inverses, int first, int step)
     }
 }
 
-/* Turns all rows of B or C into f16, by four warps. */
+/* Four warps convert all rows of B or C to f16. */
 template <class Tile>
 GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
     constexpr int ALL = CHUNK / RowLanes<Tile::NP>::ROWS, OWN = ALL >= 8 ? 2 : 1;
@@ -310,9 +315,9 @@ GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
         blocks_to_f16<Tile, AT_ONCE>(tile, inverses, 4 * first + warp, 4);
 }
 
-/* Used with one unit and copies one chunk ahead: warps 1 to 3 call this while warp 0 makes factors.  They convert rows
- * of B and C, 16 at a time.  Warp 3 has fewer rows, so it also finds the largest magnitudes of x.  C's inverses follow
- * B's. */
+/* For blocks of one unit whose copies run one chunk ahead.  Warps 1 to 3 of the producer call this function while warp
+ * 0 computes factors.  They convert rows of B and C, 16 at a time.  Warp 3 has fewer rows, so it also finds the largest
+ * magnitudes in rows of x.  inverses: those of B, then those of C. */
 template <class Tile>
 GT_DEV void prepare_beside_factors(uint32_t B, uint32_t C, uint32_t inverses, uint32_t x, uint32_t maxima, int warp) {
     static_assert(Tile::UNITS == 1 && RowLanes<Tile::NP>::ROWS == 8, "a tile is 4 times 16 rows");
@@ -343,7 +348,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             if (copies_gate) cursor.put_offsets(1, in.z_stride);
         });
         const int chunks = cursor.chunks();
-        /* the thread's first rows of the chunk that is copied next */
+        /* where the thread's rows of the next chunk to copy begin */
         const T *B, *C;
         int64_t x = of_units.own(in.x_stride.t), z = copies_gate ? of_units.own(in.z_stride.t) : 0;
         const int64_t b = cursor.b(), token = cursor.token(0);
@@ -376,7 +381,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             x += CHUNK * in.x_stride.t;
             cp_async_commit();
         };
-        /* Copies z of chunk `chunk`, which the consumers work on now; the producer prepares the next chunk. */
+        /* Copies z of a chunk.  The consumers already work on this chunk, while the producer prepares the next one. */
         const auto load_gate = [&](int chunk) {
             if constexpr (Tile::LATER > Tile::X_AHEAD) {
                 if (copies_gate && chunk >= 0) {
@@ -390,7 +395,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         };
         load_times(0);
         if constexpr (Tile::B_AHEAD)
-            load_group(0, n); /* the stage held chunk n - 3, whose products ended before n - 1 */
+            load_group(0, n); /* the stage is free: it held chunk n - 3, whose products have ended */
         if constexpr (Tile::X_AHEAD) load_x(0, n);
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
@@ -409,7 +414,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
                 load_times(chunk + 1);
                 make_factors(addresses, delta, of_unit.A);
             };
-            if constexpr (Tile::B_AHEAD) { /* all copies of the chunk were issued a chunk ago */
+            if constexpr (Tile::B_AHEAD) { /* all copies of this chunk were issued during the previous chunk */
                 load_x(chunk + 1, n + 1);
                 cp_async_wait<Tile::LATER + 1>();
                 bar_sync(BARRIER, WARPGROUP);
@@ -449,7 +454,8 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* Stores M of a unit, made from S: the warp's rows 16 unit_warp + g and + 8, block by block up to the diagonal. */
+/* Computes M of a unit from S and stores the warp's 16 rows t, block by block up to the diagonal.  A lane has rows 16
+ * unit_warp + g and 8 rows later. */
 GT_DEV void store_M_rows(uint32_t addresses, uint32_t M, int unit_warp, const float (&S)[8][4]) {
     const int lane = own_lane(), g = lane / 4, j = lane % 4, t = BLOCK * unit_warp + g;
     const auto value = [&](int at) { return lds<float>(addresses + 4 * at); };
@@ -461,7 +467,7 @@ GT_DEV void store_M_rows(uint32_t addresses, uint32_t M, int unit_warp, const fl
     for (int sb = 0; sb < BLOCKS; sb++) {
         if (sb > unit_warp) break;
         const float(&low)[4] = S[2 * sb], (&high)[4] = S[2 * sb + 1];
-        uint32_t pairs[4]; /* rows + 0, + 8 of columns + 0; then of + 8 */
+        uint32_t pairs[4]; /* columns + 0 of rows + 0 and rows + 8; then columns + 8 of both */
         if (sb < unit_warp) {
             const float2 first = two(columns + BLOCK * sb), second = two(columns + BLOCK * sb + 8);
             pairs[0] = pack_f16(low[0] * (row[0] * first.x), low[1] * (row[0] * first.y));
@@ -487,14 +493,16 @@ GT_DEV void store_M_rows(uint32_t addresses, uint32_t M, int unit_warp, const fl
     }
 }
 
-/* Fills M with zeros from the block of columns `first` on.  Nothing writes above the diagonal later. */
+/* Fills the warp's rows of M with zeros, from block `first` of columns on.  store_M_rows() does not write above the
+ * diagonal, so these zeros stay. */
 GT_DEV void clear_pairs(uint32_t M, int unit_warp, int first) {
     const uint32_t to = by_rows<64>(M, own_lane());
     const uint32_t zeros[4] = {0, 0, 0, 0};
     for (int sb = first; sb < BLOCKS; sb++) stmatrix_x4(block_at<64>(to, unit_warp, sb), zeros);
 }
 
-/* Multiplies 16 tokens of y by silu(z), or by silu'(z) dy if MAKES_DZ.  z, dy: the lane's addresses in the tiles. */
+/* Multiplies y of 16 tokens by silu(z), or by silu'(z) dy if MAKES_DZ.  z, dy: the lane's addresses for ldmatrix in the
+ * tiles. */
 template <class T, bool MAKES_DZ>
 GT_DEV void apply_gate(uint32_t z, uint32_t dy, float (&first)[4], float (&second)[4]) {
     using E = Element<T>;
@@ -502,9 +510,10 @@ GT_DEV void apply_gate(uint32_t z, uint32_t dy, float (&first)[4], float (&secon
     ldmatrix_x4_trans(pairs, z);
     if constexpr (MAKES_DZ) ldmatrix_x4_trans(others, dy);
     GT_UNROLL
-    for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
+    for (int e = 0; e < 4; e++) { /* e / 2: 8 tokens later; e % 2: 8 rows later */
         const float2 gate = {E::lo(pairs[e]), E::hi(pairs[e])};
-        float* y = (e < 2 ? &first[0] : &second[0]) + e % 2 * 2; /* a ?: between arrays would copy them in gcc 12 */
+        float* y = (e < 2 ? &first[0] : &second[0]) + e % 2 * 2; /* gcc 12 would copy the arrays if ?: chose between
+                                                                  * them */
         if constexpr (MAKES_DZ) {
             y[0] = y[0] * silu_derivative(gate.x, sigmoid_fast(gate.x)) * E::lo(others[e]);
             y[1] = y[1] * silu_derivative(gate.y, sigmoid_fast(gate.y)) * E::hi(others[e]);
@@ -515,7 +524,7 @@ GT_DEV void apply_gate(uint32_t z, uint32_t dy, float (&first)[4], float (&secon
     }
 }
 
-/* finite() for values >= 0. */
+/* finite() for a value that is not negative. */
 GT_DEV float at_most_finite(float value) { return value > FLT_MAX ? FLT_MAX : value; }
 
 template <class Tile>
@@ -526,7 +535,7 @@ struct Consumer : BundleConsumer<Tile> {
         return smem + Tile::X + ((unsigned)made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
     }
     GT_METHOD uint32_t gate(int i) const { return smem + Tile::GATE + unit(i) * Tile::TILE_X; }
-    /* Address of the warpgroup's tile for dz: of z (tensor 0) or of dy (tensor 1). */
+    /* For dz: the address of the warpgroup's tile of z (tensor 0) or dy (tensor 1). */
     GT_METHOD uint32_t own_gate(int tensor) const {
         return smem + Tile::GATE + (2 * warpgroup() + tensor) * Tile::TILE_X;
     }
@@ -546,21 +555,21 @@ struct Consumer : BundleConsumer<Tile> {
     }
 };
 
-/* Stores the consumer's states before a chunk as checkpoints.  A warp's 16 rows pass through the warp's rows of M,
- * which is free now, 64 columns at a time.  The units' M take turns: a bulk copy reads one while the warp fills the
- * next. */
+/* Stores the consumer's states before a chunk as checkpoints.  A warp's 16 rows pass through its rows of M, which are
+ * free now, 64 columns at a time.  The M of the consumer's units take turns: a bulk copy reads one of them while the
+ * warp fills the next. */
 template <class Tile>
 GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, int chunk,
                         WarpState<Tile::NP> (&state)[Tile::CONSUMER_UNITS]) {
     constexpr int NP = Tile::NP, CONSUMER_UNITS = Tile::CONSUMER_UNITS, PIECES = NP < 64 ? NP / 8 : 8,
                   PARTS = NP / 8 / PIECES;
-    constexpr int SLABS = (NP + SLAB - 1) / SLAB; /* of every N that NP is for */
+    constexpr int SLABS = (NP + SLAB - 1) / SLAB; /* the same for every N that runs as NP */
     const Problem& in = p.in;
     GT_UNROLL
     for (int i = 0; i < CONSUMER_UNITS; i++) {
         const GroupCursor<Tile::UNITS> cursor = me.cursor();
         const int unit = me.unit(i), unit_warp = me.unit_warp(), row0 = cursor.row0(unit) + 16 * unit_warp;
-        if (!cursor.exists(unit)) continue; /* later units do not exist either */
+        if (!cursor.exists(unit)) continue; /* then later units do not exist, either */
         const int64_t slot = cursor.slot(unit, chunk);
         state[i].power.inverse = inverse_of(state[i].power.value);
         if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state[i].measure();
@@ -587,11 +596,11 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     bulk_wait_read<0>();
     sync_warp();
     GT_UNROLL
-    for (int i = 0; i < CONSUMER_UNITS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* it was used */
+    for (int i = 0; i < CONSUMER_UNITS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* zeros again */
 }
 
-/* For dz: starts the warpgroup's copies of z and dy for unit i of a chunk, if the chunk exists.  The warpgroup's four
- * warps must have read the tiles before. */
+/* For dz: the warpgroup starts to copy z and dy for unit i of a chunk, if the chunk exists.  All four warps must have
+ * read the tiles before. */
 template <class Tile>
 GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i) {
     using T = typename Tile::T;
@@ -618,14 +627,14 @@ GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk
     cp_async_commit();
 }
 
-/* The accumulators for an update's sums: y's own registers if the shapes agree, else the second array. */
+/* The accumulators for the sums of an update: the registers of y if the shapes agree, else the second array. */
 GT_DEV float (&sums_of(float (&y)[8][4], float (&)[8][4]))[8][4] { return y; }
 template <int WIDTH>
 GT_DEV float (&sums_of(float (&)[8][4], float (&few)[WIDTH][4]))[WIDTH][4] {
     return few;
 }
 
-/* Handles unit i of a consumer for one chunk: stores y of the chunk over its tile of x, and updates the state. */
+/* Runs one chunk for unit i of a consumer: y overwrites the unit's tile of x, and the state advances. */
 template <class Tile>
 GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int chunk, int n, int i, float (&y)[8][4],
                          WarpState<Tile::NP>& state) {
@@ -635,15 +644,14 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     const int unit = me.unit(i), unit_warp = me.unit_warp();
     const uint32_t addresses = me.addresses(n, i), weights = me.prepared(n, i);
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
-    constexpr int STEPS = NP / 16,
-                  AT_ONCE = STEPS < 4 ? STEPS : 4; /* the packed registers of all of H do not fit: see below */
+    constexpr int STEPS = NP / 16, AT_ONCE = STEPS < 4 ? STEPS : 4; /* all of H, packed, does not fit in registers */
     const Problem& in = p.in;
     const int j = own_lane() % 4;
     const uint64_t C = wgmma_tile<ROW, Major::K>(me.C(n), PANEL), B = wgmma_tile<ROW, Major::MN>(me.B(n), PANEL),
                    M = wgmma_tile<128, Major::K>(me.M(i));
-    const float undo = inverse_of(state.power.value); /* computed again for each chunk, which saves a register */
-    /* y^T = H C^T, 64 columns of H at a time.  With more registers of packed H, ptxas makes the products wait for each
-     * other (warning C7512). */
+    const float undo = inverse_of(state.power.value); /* computed again in each chunk, which saves a register */
+    /* y^T = H C^T, 64 columns of H at a time.  If more registers held packed H, ptxas would serialize the products
+     * (warning C7512). */
     uint32_t H[AT_ONCE][4];
     GT_UNROLL
     for (int k0 = 0; k0 < STEPS; k0 += AT_ONCE) {
@@ -662,13 +670,13 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         wgmma_commit();
         if (k0 + AT_ONCE < STEPS) wgmma_wait<0>();
     }
-    /* Makes the factors of y while the last of these products run.  y is summed with the power of M, or with a smaller
-     * power if the state's part of y would overflow.  M's part is then negligible beside the state's part. */
+    /* The factors of y are computed while the last products run.  y is summed with the power of M.  If the state's part
+     * of y would overflow, y is summed with a smaller power; then the part from M is negligible. */
     const float inverse = lds<float>(weights + 4 * Weights::PAIRS);
     const float fits = power_of(finite(state.bound * lds<float>(weights + 4 * Prepared::FROM_STATES))).value * 0x1p106f;
     const float power = fminf(inverse_of(inverse), fits), for_x = power * inverse, unscale = inverse_of(power);
     const uint32_t own = addresses + 4 * (Merged::OWN + 2 * CHUNK * unit_warp), own_powers = own + 4 * CHUNK;
-    { /* each lane makes them for two tokens */
+    { /* each lane computes the factors of two tokens */
         const int t = 2 * own_lane();
         const float2 pre = lds<float2>(addresses + 4 * (Merged::PRE + t));
         const float2 x_power = lds<float2>(weights + 4 * (Prepared::X_POWERS + t));
@@ -729,9 +737,9 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     for (int k = 0; k < BLOCKS; k++) {
         const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
                      high = lds<float2>(weights + 4 * (16 * k + 8 + 2 * j));
-        ldmatrix_x4_trans(x[k], block_at<64>(columns, k, unit_warp)); /* as stored in memory */
+        ldmatrix_x4_trans(x[k], block_at<64>(columns, k, unit_warp)); /* x as loaded, not converted */
         GT_UNROLL
-        for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
+        for (int e = 0; e < 4; e++) { /* e / 2: 8 tokens later; e % 2: 8 rows later */
             const float2 pair = {E::lo(x[k][e]), E::hi(x[k][e])};
             v[k][e] = pack_f16(pair.x * (e < 2 ? low.x : high.x), pair.y * (e < 2 ? low.y : high.y));
             float* to = &y[2 * k + e / 2][e % 2 * 2];
@@ -745,7 +753,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         }
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
                                  E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
-        sync_warp(); /* other lanes have read x and z from this place */
+        sync_warp(); /* other lanes have read x from where this lane stores */
         stmatrix_x4_trans(block_at<64>(columns, k, unit_warp), out);
     }
     constexpr int WIDTH = NP / 8 < 8 ? NP / 8 : 8;
@@ -775,8 +783,8 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     }
 }
 
-/* Copies rows of y from a tile to memory, by the warpgroup.  to: destination of the first of 64 rows; rows, columns:
- * the numbers that exist. */
+/* The warpgroup copies up to 64 rows of y from a tile to global memory.  to: the first row.  rows, columns: how many
+ * exist. */
 template <class T>
 GT_DEV void store_rows(uint32_t tile, T* to, int64_t pitch, int rows, int columns) {
     const int thread = own_thread() % WARPGROUP, row0 = thread / 8, piece = thread % 8;
@@ -800,8 +808,8 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     const Consumer<Tile> me = {smem};
     const typename Tile::Chunks ring = {smem};
     GT_UNROLL
-    for (int i = 0; i < CONSUMER_UNITS; i++) /* with few columns, a checkpoint's box reads parts of M that no warp has
-                                              * written */
+    for (int i = 0; i < CONSUMER_UNITS; i++) /* if NP < 64, bulk copies of checkpoints read columns of M that no warp
+                                              * writes */
         clear_pairs(me.M(i), me.unit_warp(), NP < 64 ? 0 : me.unit_warp() + 1);
     int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
@@ -809,7 +817,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         if (!span.exists) return item;
         me.cursor().enter(in, span, item, 2 + me.warpgroup(), [&] {
             me.cursor().put_offsets(0, p.y_stride);
-            for (int i = 0; i < Tile::UNITS; i++) /* Dskip is one number per head */
+            for (int i = 0; i < Tile::UNITS; i++) /* keeps Dskip if it is per head */
                 me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
             if (Tile::MAKES_DZ) {
                 const GroupCursor<Tile::UNITS> cursor = me.cursor();
@@ -831,14 +839,14 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr,
                           me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         [[maybe_unused]] const int count = me.cursor().chunks();
-        const auto chunks = [&] { /* with 128 columns, keeping the count would spill one more register */
+        const auto chunks = [&] { /* with two states of 128 columns, keeping the count would spill one more register */
                                   if constexpr (CONSUMER_UNITS * NP > 128)
                                       return me.cursor().chunks();
                                   else
                                       return count;
         };
-        /* One warp per unit stores y of whole chunks by the tensor map.  Threads store y of other chunks, and y without
-         * a map, by rows. */
+        /* Whether the tensor map stores y of a chunk; one warp per unit starts it.  Otherwise, for short chunks and
+         * without a map, threads store y by rows. */
         const auto by_map = [&](int chunk) {
             return p.has_y_map &&
                    (chunk + 1 < chunks() || !in.sequences.cu_seqlens || me.cursor().tokens(chunk) == CHUNK);
@@ -870,7 +878,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             }
             typename Tile::Rows{smem}.free((unsigned)number);
         };
-        /* S, y and sums use the same registers in turn; separate arrays would make ptxas spill */
+        /* S, y and the sums use the same registers in turn, because separate arrays would make ptxas spill */
         float S[8][4] = {};
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks(); chunk++, n++) {
@@ -884,7 +892,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
                 wgmma<f16>(S, operand_step(left, bytes), operand_step(right, bytes), k > 0);
             }
             wgmma_commit();
-            /* while these products run */
+            /* the next lines overlap with these products */
             if (chunk > 0) {
                 if (Tile::STORES_LATE && by_map(chunk - 1))
                     start_y(chunk - 1, n - 1);
@@ -909,7 +917,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             }
             ring.free(n);
             fence_async_proxy();
-            me.wait(); /* y is stored in its tile, and M is free */
+            me.wait(); /* all warps have stored y in its tile and have read M */
             if (!Tile::STORES_LATE) start_y(chunk, n);
         }
         if (const int last = chunks()) {
@@ -917,7 +925,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             finish_y(last - 1, n - 1);
         }
         item = me.cursor().item();
-        /* computed again, since registers are short */
+        /* computed again, because no registers are left to keep it */
         const Span same = ordered_span(in, item);
         if (float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr) {
             GT_UNROLL
@@ -933,7 +941,8 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     });
 }
 
-/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* For other architectures the kernel has no code and launch bounds of one warp.  Device::runs_sm90a finds out which
+ * code the device runs. */
 template <class T, int NP, int UNITS, int GATE>
 GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE>::THREADS) : 32, (HopperTile<T, NP, UNITS, GATE>::FIT))
 forward_hopper_kernel(const GT_GRID_CONSTANT HopperForwardParams p) {

@@ -1,22 +1,22 @@
-/* gt/ssd/sm90/forward_maps.cuh - ssd forward on compute capability 9.0 where many heads share B and C
- * (has_sizes_of_maps()).  Another kernel first turns B and C into f16, once for all blocks, so the producer has only
- * the work of each unit.  Results equal forward_hopper_kernel's bit for bit.  conv_ssd's kernel
- * (gt/fused/conv_ssd_sm90.cuh) has this producer, too, and convolves x in between.
+/* gt/ssd/sm90/forward_maps.cuh - ssd forward on compute capability 9.0 if many heads share B and C
+ * (has_sizes_of_maps()).  Another kernel first converts B and C to f16, once for all blocks.  So the producer's work is
+ * only for its own units.  The results equal those of forward_hopper_kernel bit for bit.  conv_ssd's kernel
+ * (gt/fused/conv_ssd_sm90.cuh) uses the same producer, and convolves x between producer and consumers.
  *
- * group_rows_kernel     A block has 64 tokens of B or C of a group.  It stores them as f16 with a power of two per row,
- *                       each chunk's tile in the layout of shared memory.
- * forward_maps_kernel   This is forward_hopper_kernel with another producer, which has one warp per unit.  A warp makes
- *                       the unit's decay factors and the largest magnitudes of the rows of x, by which consumers turn x
- *                       into f16.  It copies x and z by TMA; the first warp also copies B and C.  Nothing is converted,
- *                       and no warp waits for another.
- * MBARRIERS, in addition to forward.cuh's: X_FULL says that x of a unit has arrived in a stage.  FULL also counts the
- * bytes of B and C, and GATE_FULL the bytes of z.
+ * group_rows_kernel     A block takes a chunk of B or C of a group, 64 tokens.  It stores the tile as f16 with a power
+ *                       of two per row, in the layout of shared memory.
+ * forward_maps_kernel   This is forward_hopper_kernel with another producer, which has one warp per unit.  A warp
+ *                       computes the unit's decay factors, and the largest magnitudes of the rows of x, by which the
+ *                       consumers convert x to f16.  It loads x and z by TMA; the first warp also loads B and C.  The
+ *                       producer's warps do not wait for each other.
+ * MBARRIERS.  X_FULL is new: it completes when x of a unit has arrived in a stage.  FULL also counts the bytes of B and
+ * C, and GATE_FULL counts the bytes of z.  The other mbarriers are as in forward.cuh.
  *
  * REGISTERS per thread, N = 128, four units: consumers 232, producer 40.
- * BYTES per token and head: x, y (and z) 2 P each; B and C from L2 as in forward.cuh.  Once per token and group: 4 N
- * read, 4 N written.
- * grid: group_rows_kernel has a block for each chunk slot and group of B and of C, block 256; forward_maps_kernel as
- * forward_hopper_kernel. */
+ * BYTES per token and head: x, y (and z) 2 P each; B and C from L2 as in forward.cuh.  group_rows_kernel reads 4 N and
+ * writes 4 N per token and group.
+ * grid of group_rows_kernel: a block of 256 threads for each chunk slot, group, and B or C.  grid of
+ * forward_maps_kernel: as forward_hopper_kernel. */
 #ifndef GT_SSD_SM90_FORWARD_MAPS_CUH
 #define GT_SSD_SM90_FORWARD_MAPS_CUH
 
@@ -29,7 +29,7 @@ struct MapsForwardParams : HopperForwardParams {
     TensorMap x_map, z_map; /* maps with boxes of 64 tokens by 64 rows of a head */
 };
 
-/* The row (chunk number) of the first chunk of a sequence or segment. */
+/* The index, in GroupTiles, of a segment's first chunk.  slot: the segment's first chunk slot in batch element b. */
 GT_HD int64_t chunk_row(const Problem& in, int64_t b, int64_t slot) {
     return (b * chunk_slots(in.sequences, CHECKPOINT) + slot) * 2;
 }
@@ -44,7 +44,8 @@ struct GroupTile : HopperTile<T, NP, 2, UNGATED, MAPPED_ROWS> {
     static constexpr int INVERSES = CHUNK * 2 * NP, BYTES = INVERSES + 4 * CHUNK, THREADS = 32 * GROUP_ROWS_WARPS;
 };
 
-/* The tile of this block.  which: 0 for B, 1 for C. */
+/* The tile that a block converts.  which: 0 for B, 1 for C.  row: index of the chunk in GroupTiles.  tokens: at most 0
+ * if the chunk does not exist. */
 struct GroupChunk {
     int which, g, row, b, tokens;
     int64_t first, sequence;
@@ -60,7 +61,8 @@ struct GroupChunk {
     GT_METHOD bool exists() const { return sequence >= 0 && tokens > 0; }
 };
 
-/* Stores the tile, whose rows have type T, as f16.  Called by all threads of a block, after a barrier. */
+/* Converts the tile in shared memory from T to f16 and stores it to p.groups.  All threads of the block call this
+ * function, after a barrier. */
 template <class Tile>
 GT_DEV void store_group(const MapsForwardParams& p, uint32_t smem, const GroupChunk& me) {
     constexpr int NP = Tile::NP, BLOCKS_OF_ROWS = CHUNK / RowLanes<NP>::ROWS;
@@ -98,7 +100,7 @@ group_rows_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {
         for (int i = 0; i < COUNT; i++)
             sts<uint4>(smem + group_address<Tile>(number(i) / PIECES, number(i) % PIECES), pieces[i]);
     }
-    wait_for_chain(); /* a previous kernel may still read the workspace */
+    wait_for_chain(); /* a previous kernel may still read this workspace */
     if (!me.exists()) return;
     sync_threads();
     store_group<Tile>(p, smem, me);
@@ -106,7 +108,7 @@ group_rows_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* Starts the copy of a unit's rows of x or z for a chunk, by one warp. */
+/* One warp starts the load of a unit's rows of x or z for a chunk.  full: the mbarrier that counts the bytes. */
 template <class Tile>
 GT_DEV void load_rows(const Problem& in, const GroupCursor<Tile::UNITS>& cursor, int unit, const TensorMap& map,
                       int chunk, uint32_t tile, uint32_t full) {
@@ -114,7 +116,8 @@ GT_DEV void load_rows(const Problem& in, const GroupCursor<Tile::UNITS>& cursor,
     tile_load(tile, map, cursor.head(unit) * in.P + cursor.row0(unit), (int)cursor.token(chunk), (int)cursor.b(), full);
 }
 
-/* load_rows() for x, once the stage is free.  number: the chunk's number among all chunks of the block. */
+/* Waits until the stage of x is free, then calls load_rows().  number: the chunk's number, counted over all segments of
+ * the block. */
 template <class Tile>
 GT_DEV void load_x(const MapsForwardParams& p, uint32_t smem, const GroupCursor<Tile::UNITS>& cursor, int unit,
                    int chunk, int number) {
@@ -125,7 +128,8 @@ GT_DEV void load_x(const MapsForwardParams& p, uint32_t smem, const GroupCursor<
                     typename Tile::LoadedRows{smem, unit}.full(n));
 }
 
-/* Warps without a unit do nothing. */
+/* The producer: each warp with a unit prepares all chunks of the unit.  Warps without a unit only take part in
+ * cursor.enter(). */
 template <class Tile>
 GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
     constexpr int BARRIER = 1, UNITS = Tile::UNITS;
@@ -148,7 +152,7 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
                 of_unit.load(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)),
                              cursor.tokens(chunk));
         };
-        /* Copies z of chunk `chunk`, which the consumers work on now; the producer prepares the next chunk. */
+        /* Loads z of a chunk.  The consumers already work on this chunk, while the producer prepares the next one. */
         const auto load_gate = [&](int chunk) {
             if (has_gate && chunk >= 0)
                 load_rows<Tile>(in, cursor, unit, p.z_map, chunk, smem + Tile::GATE + unit * Tile::TILE_X,
@@ -187,8 +191,8 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
             }
             sync_warp();
             finish_factors<Tile::NP>(addresses, prepared, b, c);
-            if (unit == 0) /* each warp arrives once; the bytes are announced here, although some may have arrived
-                            * already */
+            if (unit == 0) /* the first warp announces the bytes of B and C only here; some of them may already have
+                            * arrived */
                 mbarrier_arrive_expect(full, 2 * Tile::TILE_B);
             else
                 mbarrier_arrive(full);
@@ -201,7 +205,7 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
     });
 }
 
-/* Warps with a unit fill the rings, and consumers free them. */
+/* Initializes the rings.  Warps with a unit fill them, and consumers free them. */
 template <class Tile>
 GT_DEV void init_maps_rings(uint32_t smem) {
     constexpr int FILLERS = 32 * Tile::UNITS, USERS = Tile::CONSUMERS * WARPGROUP;
@@ -212,7 +216,8 @@ GT_DEV void init_maps_rings(uint32_t smem) {
     typename Tile::LoadedRows{smem}.init(thread_id(), 32);
 }
 
-/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* For other architectures the kernel has no code and launch bounds of one warp.  Device::runs_sm90a finds out which
+ * code the device runs. */
 template <class T, int NP, int UNITS, int GATE>
 GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE, MAPPED_ROWS>::THREADS) : 32, 1)
 forward_maps_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {

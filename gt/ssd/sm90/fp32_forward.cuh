@@ -1,42 +1,43 @@
-/* gt/ssd/sm90/fp32_forward.cuh - ssd forward on compute capability 9.0, fp32 activations, by wgmma.  It computes the
- * same as forward_fp32_kernel, for groups of at least two units (mma/state.cuh) and N from 17 to 128.  N up to 64 runs
- * as 64 columns, larger N as 128.
+/* gt/ssd/sm90/fp32_forward.cuh - ssd forward on compute capability 9.0, with fp32 activations, by wgmma.  It computes
+ * the same as forward_fp32_kernel (mma/fp32_forward.cuh).  It takes N from 17 to 128 and groups of at least two units;
+ * a unit is 64 rows of a head's state (mma/state.cuh).  N up to 64 runs as 64 columns, and larger N as 128.
  *
  * A block has two units of one group and takes a segment of a sequence chunk by chunk, 64 tokens each.
  *
  * WARPGROUPS
  *     producer     Warpgroup 2.  It copies x of the next chunk by cp.async.  It loads B and C into registers, splits
- *                  them into hi and lo once for both units, and stores hi and lo as the panels that products read.
- *                  Warps 0 and 1 each make the decay factors and the update's weights of one unit.  Warps 2 and 3 make
- *                  the powers of two of x's rows.
+ *                  them into hi and lo once for both units, and stores hi and lo to panels for wgmma.  Warps 0 and 1
+ *                  each compute the decay factors and the update's weights of one unit.  Warps 2 and 3 each compute the
+ *                  powers of two of the rows of x of one unit.
  *     consumers    Warpgroups 0 and 1, with one unit each.  The unit's state stays in registers in the layout of
  *                  accumulators, 16 rows per warp:
  *
  *         1  S = C B^T                        64 x 64 x N, from shared memory; the checkpoint is stored meanwhile.
  *            M_ts = S_ts L_ts Delta_s         split, with a power of two per row, to shared memory; zero above the
- *                                             diagonal.  A head's Dskip is added on the diagonal.
+ *                                             diagonal.  Dskip is added on the diagonal if it is per head.
  *         2  y^T = pre H C^T                  64 x 64 x N; H split in registers.
  *         3  y^T += x^T M^T                   64 x 64 x 64; x split in registers.
- *            + Dskip x of channels, times silu(z), to memory from registers: a token's 8 rows are 32 bytes.
- *         4  H <- E H + (x Delta suf)^T B     64 x N x 64; the sum starts at zero, and fp32 adds it to H
+ *            Then + Dskip x if Dskip is per channel, times silu(z).  Registers store y: 8 rows of a token are 32 bytes.
+ *         4  H <- E H + (x Delta suf)^T B     64 x N x 64; the sum starts at zero, and an fp32 addition adds it to H.
  *
- * NUMBERS.  As in mma/fp32_chunk.cuh: hi + lo of f16, three products, the small ones first.
+ * NUMBERS.  As in mma/fp32_chunk.cuh, a number is hi + lo of f16, and a product is three products, the small ones
+ * first.
  * SHARED MEMORY in KB, N = 128: 211 in all, so one block per multiprocessor.  The last column names the warpgroups that
  * write the buffer.
  *
  *     X                64     two stages of two units, fp32 (fp32_pair_at)          producer
  *     B                64     two stages, hi and lo                                 producer.
- *     C                32     one stage: it is free once 2 is over                  producer
+ *     C                32     one stage, which is free after phase 2                producer
  *     M                32     of each unit, hi and lo                               consumers.
  *     FACTORS ...      19     two stages of each unit: Factors, Prepared; inverses of rows' powers; cursors, barriers
- * MBARRIERS.  FULL and EMPTY belong to a stage of everything except C and M; the producer's and the consumers' threads
- * arrive.  FULL completes only when C has arrived, too.  C_EMPTY belongs to C; the consumers' threads arrive.
- * REGISTERS per thread, N = 128: of a consumer's 208, H takes 64, y 32, sums 32, operands 32.  Of the producer's 88, B
- * or C takes 64.
- * ISSUE SLOTS per token and head, N = 128, counted: consumers 140, producer 45.
- * PRODUCTS, clocks per unit and chunk at full rate, N = 128: S 768, y 768 + 384, H 768.
- * BYTES per token and head: x and y (also z) 4 P each.  B and C 8 N / heads of a group from memory, and 4 N from L2.
- * Checkpoints P N / 32.
+ * MBARRIERS.  FULL and EMPTY belong to a stage of everything except C and M.  The producer's threads arrive at FULL
+ * when C is stored, too.  The consumers' threads arrive at EMPTY.  C_EMPTY belongs to C; the consumers' threads arrive.
+ * REGISTERS per thread, N = 128: a consumer has 208, of which H takes 64, y 32, sums 32, and operands 32.  The producer
+ * has 88, of which B or C takes 64.
+ * ISSUE SLOTS per token and head, N = 128, counted in the machine code: consumers 140, producer 45.
+ * PRODUCTS, clocks of the tensor cores per unit and chunk at full rate, N = 128: S 768, y 768 + 384, H 768.
+ * BYTES per token and head: x, y (and z) 4 P each.  B and C together 8 N / heads of a group from memory, and 4 N from
+ * L2.  Checkpoints P N / 32.
  * grid: strands*G*bundles (a bundle has two units); block 384.  Every sum has one fixed order, so results are
  * deterministic. */
 #ifndef GT_SSD_SM90_FP32_FORWARD_CUH
@@ -50,22 +51,21 @@ namespace ssd {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* Further inputs of the consumers for a chunk and unit, as offsets in floats: Weights, and the powers of two of x's
- * rows. */
+/* More inputs of the consumers for a chunk and unit, as offsets in floats: Weights, and the powers of the rows of x. */
 struct SplitPrepared {
     static constexpr int WEIGHTS = 0, X_POWER = Weights::COUNT, X_INVERSE = X_POWER + CHUNK, COUNT = X_INVERSE + CHUNK;
 };
 
-/* Offsets in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays. */
 template <int NP_>
 struct SplitHopperTile {
     static constexpr int NP = NP_, UNITS = 2, CONSUMERS = UNITS, THREADS = (CONSUMERS + 1) * WARPGROUP;
     static constexpr int REGISTERS = 208, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
-    static constexpr int PANELS = NP / 64, PANEL = CHUNK * 128, LO = PANELS * PANEL; /* hi, then lo of all columns */
+    static constexpr int PANELS = NP / 64, PANEL = CHUNK * 128, LO = PANELS * PANEL; /* hi of all columns, then lo */
     static constexpr int TILE_X = CHUNK * 256, TILE_B = 2 * LO, TILE_M = 2 * PANEL;
-    static constexpr int X = 0;                                                       /* [2][UNITS] */
-    static constexpr int B = X + 2 * UNITS * TILE_X;                                  /* [2] */
-    static constexpr int C = B + 2 * TILE_B;                                          /* */
+    static constexpr int X = 0;                                                       /* [2 stages][UNITS] */
+    static constexpr int B = X + 2 * UNITS * TILE_X;                                  /* [2 stages] */
+    static constexpr int C = B + 2 * TILE_B;                                          /* one stage */
     static constexpr int M = C + TILE_B;                                              /* [UNITS] */
     static constexpr int FACTORS = M + UNITS * TILE_M;                                /* [2][UNITS] */
     static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Factors::COUNT;         /* [2][UNITS] */
@@ -75,16 +75,16 @@ struct SplitHopperTile {
     static constexpr int CURSOR = M_INVERSE + UNITS * 4 * CHUNK;                      /* one per warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int C_EMPTY = EMPTY + 16, BYTES = C_EMPTY + 8;
-    using Chunks = Ring<2, FULL, EMPTY>;       /* all but C and M */
-    using OneC = Ring<1, NO_BARRIER, C_EMPTY>; /* full as its chunk is */
+    using Chunks = Ring<2, FULL, EMPTY>;       /* stages of all buffers but C and M */
+    using OneC = Ring<1, NO_BARRIER, C_EMPTY>; /* C; FULL of Chunks also covers it */
     static_assert(PREPARED % 16 == 0 && B_INVERSE % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* Starts the copy of a chunk of a unit's x.  from: the thread's piece in the first of its rows; rows, columns: the
- * numbers that exist; zeros follow. */
+/* Starts to copy a chunk of a unit's x.  from: the thread's piece in its first row.  rows, columns: how many exist; the
+ * others become zeros. */
 GT_DEV void copy_split_x(uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
     const int row = own_thread() % WARPGROUP / 16, piece = own_thread() % 16;
     const uint32_t to = tile + fp32_pair_at(row, 4 * piece);
@@ -96,7 +96,7 @@ GT_DEV void copy_split_x(uint32_t tile, const float* from, int64_t pitch, int ro
     }
 }
 
-/* Makes the powers of two of the rows of a unit's x, by one warp. */
+/* One warp computes the powers of two of the rows of a unit's x. */
 GT_DEV void make_x_powers(uint32_t tile, uint32_t prepared) {
     const int lane = own_lane(), row = lane / 8, piece = lane % 8;
     const uint32_t from = tile + fp32_pair_at(row, 4 * piece);
@@ -104,7 +104,7 @@ GT_DEV void make_x_powers(uint32_t tile, uint32_t prepared) {
     for (int row0 = 0; row0 < CHUNK; row0 += 16) {
         float4 x[4][2];
         GT_UNROLL
-        for (int i = 0; i < 8; i++) /* rows 4 further swap the halves of 128 bytes */
+        for (int i = 0; i < 8; i++) /* 4 rows further, the swizzle swaps the halves of 128 bytes */
             x[i / 2][i % 2] = lds<float4>((from ^ 64 * (i / 2 % 2)) + 256 * (row0 + 4 * (i / 2)) + 128 * (i % 2));
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
@@ -124,8 +124,8 @@ GT_DEV void make_x_powers(uint32_t tile, uint32_t prepared) {
     }
 }
 
-/* A producer thread's part of a chunk of B or C: 4 rows, 16 apart.  In each row the thread has 8 adjacent columns of
- * every 64. */
+/* A producer thread's part of a chunk of B or C, in registers: 4 rows, 16 apart.  In each row the thread has 8 adjacent
+ * columns of every 64 columns. */
 template <class Tile>
 struct GroupRows {
     static constexpr int ROWS = CHUNK / 16;
@@ -133,7 +133,7 @@ struct GroupRows {
 
     GT_METHOD static int row() { return own_thread() % WARPGROUP / 8; }
     GT_METHOD static int column() { return own_thread() % 8 * 8; }
-    /* from: the element at row() and column() of the chunk; rows, columns: the numbers that exist; zeros follow */
+    /* from: the element at row() and column() of the chunk.  rows, columns: how many exist; the others become zeros. */
     GT_METHOD void load(const float* from, int64_t pitch, int rows, int columns) {
         GT_UNROLL
         for (int k = 0; k < ROWS; k++) {
@@ -146,7 +146,7 @@ struct GroupRows {
             from += 16 * pitch;
         }
     }
-    /* also inverses[row] <- the inverse of a row's power */
+    /* Splits the rows and stores them to a tile.  inverses[row] becomes the inverse of the row's power. */
     GT_METHOD void split(uint32_t tile, uint32_t inverses) const {
         const uint32_t to = tile + panel_at<128>(row(), column() / 8);
         GT_UNROLL
@@ -273,8 +273,8 @@ struct SplitConsumer : BundleConsumer<Tile> {
     GT_METHOD uint32_t M_inverse() const { return smem + Tile::M_INVERSE + unit() * 4 * CHUNK; }
 };
 
-/* Stores M of a unit, made from S: the warp's rows t = 16 unit_warp + g and + 8, block by block up to the diagonal.
- * skip: Dskip of a head, else 0. */
+/* Computes M of a unit from S, and stores the warp's 16 rows t, block by block up to the diagonal.  A lane has rows 16
+ * unit_warp + g and 8 rows later.  skip: Dskip if it is per head, else 0. */
 template <class Tile>
 GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, float (&S)[8][4]) {
     const int lane = own_lane(), g = lane / 4, j = lane % 4, unit_warp = me.unit_warp(), t = BLOCK * unit_warp + g;
@@ -319,7 +319,7 @@ GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, floa
         const float2 delta = two(addresses, Factors::DELTA + s), x = two(x_inverse, s), b = two(me.B_inverse(n), s);
         const float right[2] = {delta.x * x.x, delta.y * x.y};
         GT_UNROLL
-        for (int e = 0; e < 2; e++) { /* rows and columns of one half */
+        for (int e = 0; e < 2; e++) { /* t and s lie in the same half of the block */
             float& to = own[half][2 * half + e];
             const int column = 2 * j + e;
             to = column > g ? 0.0f : clamped(to * (e ? b.y : b.x) * c[half] * (right[e] * (e ? near.y : near.x)));
@@ -349,7 +349,7 @@ GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, floa
     GT_UNROLL
     for (int sb = 0; sb < BLOCKS; sb++) {
         if (sb > unit_warp) break;
-        uint32_t hi[4], lo[4]; /* rows + 0, + 8 of columns + 0; then of + 8 */
+        uint32_t hi[4], lo[4]; /* columns + 0 of rows + 0 and rows + 8; then columns + 8 of both */
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
             float v[2];
@@ -365,7 +365,8 @@ GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, floa
     }
 }
 
-/* Fills M with zeros above the diagonal.  Nothing writes there later. */
+/* Fills the warp's rows of M with zeros above the diagonal.  store_split_M() does not write there, so these zeros
+ * stay. */
 template <class Tile>
 GT_DEV void clear_split_M(const SplitConsumer<Tile>& me) {
     const int unit_warp = me.unit_warp();
@@ -377,8 +378,8 @@ GT_DEV void clear_split_M(const SplitConsumer<Tile>& me) {
     }
 }
 
-/* Address of a lane's numbers of x as a left operand.  They are rows p = 16 unit_warp + g + 8 (e % 2), tokens 16 k + 2
- * j + 8 (e / 2) and the next one. */
+/* x_operand() returns the lane's address in a tile of x.  x_pair() loads pair e of block k of the left operand x^T: row
+ * p = 16 unit_warp + g + 8 (e % 2), token 16 k + 2 j + 8 (e / 2) and the next token. */
 GT_DEV uint32_t x_operand(uint32_t tile, int unit_warp) {
     const int lane = own_lane();
     return tile + fp32_pair_at(2 * (lane % 4), 16 * unit_warp + lane / 4);
@@ -388,7 +389,8 @@ GT_DEV float2 x_pair(uint32_t address, int k, int e) {
     return {lds<float>(at), lds<float>(at + 256)};
 }
 
-/* Splits x^T, with a power of two per token.  WEIGHTED: x^T is multiplied by the weights of the update. */
+/* Splits x^T in registers, with a power of two per token.  With WEIGHTED, x^T is also multiplied by the weights of the
+ * update. */
 template <bool WEIGHTED>
 GT_DEV void split_x(uint32_t address, uint32_t prepared, uint32_t (&hi)[BLOCKS][4], uint32_t (&lo)[BLOCKS][4]) {
     const uint32_t tokens = prepared + 8 * (own_lane() % 4);
@@ -408,7 +410,8 @@ GT_DEV void split_x(uint32_t address, uint32_t prepared, uint32_t (&hi)[BLOCKS][
     }
 }
 
-/* Starts c += left right, or c = left right if not `accumulates`.  left is in registers, 16 COUNT elements of k. */
+/* Starts c += left right, or c = left right if `accumulates` is false.  left is in registers; k has 16 COUNT elements.
+ * panel: bytes from panel to panel of right.  right_lo: bytes from hi to lo of right. */
 template <Major MAJOR, int COUNT, int TILES>
 GT_DEV void multiply_left(float (&c)[TILES][4], const uint32_t (&hi)[COUNT][4], const uint32_t (&lo)[COUNT][4],
                           uint64_t right, uint32_t panel, uint32_t right_lo, bool accumulates) {
@@ -421,7 +424,7 @@ GT_DEV void multiply_left(float (&c)[TILES][4], const uint32_t (&hi)[COUNT][4], 
     }
 }
 
-/* Adds Dskip x of channels, applies the gate, and stores y. */
+/* Adds Dskip x if Dskip is per channel, applies the gate, and stores y. */
 template <class Tile>
 GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me, int n, int chunk, float (&y)[8][4]) {
     const Problem& in = p.in;
@@ -432,7 +435,7 @@ GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me,
     const int tokens = cursor.tokens(chunk) - 2 * j, rows = (int)in.P - row0;
     const bool whole = cursor.tokens(chunk) == CHUNK && in.P - cursor.row0(unit) >= TILE_P;
     const auto each_of = [&](const float* from, int64_t pitch, auto work) {
-        if (whole) { /* this path has no conditions */
+        if (whole) { /* the common case, without conditions */
             GT_UNROLL
             for (int i = 0; i < 16; i++) {
                 work(y[i / 2][i % 2], from);
@@ -478,13 +481,14 @@ GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me,
             [&](float& to, const float* address) { stg<float>(const_cast<float*>(address), to); });
 }
 
-/* Makes y of a chunk and the state after it.  S must be made and M stored before. */
+/* Computes y of a chunk and the state after it.  M must have been stored before.  y: may share its
+ * registers with S, which is no longer needed. */
 template <class Tile>
 GT_DEV void forward_split_unit(const TensorParams& p, const SplitConsumer<Tile>& me, int n, int chunk, float (&y)[8][4],
                                SplitState<Tile::NP>& state) {
     constexpr int NP = Tile::NP, STEPS = NP / 16, PANEL = Tile::PANEL;
     const int j = own_lane() % 4;
-    uint32_t hi[BLOCKS][4], lo[BLOCKS][4]; /* left operands */
+    uint32_t hi[BLOCKS][4], lo[BLOCKS][4]; /* hi, lo: left operands */
     {
         const Power power = state.power();
         const uint64_t C = wgmma_tile<128, Major::K>(me.C(), PANEL);
@@ -510,7 +514,7 @@ GT_DEV void forward_split_unit(const TensorParams& p, const SplitConsumer<Tile>&
         multiply_left<Major::K>(sums, hi, lo, wgmma_tile<128, Major::K>(me.M(), PANEL), PANEL, PANEL, false);
         wgmma_commit();
         GT_UNROLL
-        for (int i = 0; i < 8; i++) { /* meanwhile */
+        for (int i = 0; i < 8; i++) { /* overlaps with the products */
             const float2 pre = lds<float2>(me.addresses(n) + 4 * (Factors::PRE + 8 * i + 2 * j));
             const float2 c = lds<float2>(me.C_inverse(n) + 4 * (8 * i + 2 * j));
             const float factor[2] = {pre.x * c.x, pre.y * c.y};
@@ -561,14 +565,14 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
         if (!span.exists) return item;
         me.cursor().enter(in, span, item, 2 + me.unit(), [&] {
             me.cursor().put_offsets(0, p.y_stride);
-            for (int i = 0; i < Tile::UNITS; i++) /* Dskip is one number per head */
+            for (int i = 0; i < Tile::UNITS; i++) /* keeps Dskip if it is per head */
                 me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
         });
         const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
         state.load(start ? start + me.cursor().state(in, me.unit(), 0) : nullptr,
                    me.cursor().row0(me.unit()) + 16 * me.unit_warp(), in);
         const int chunks = me.cursor().chunks();
-        float S[8][4] = {}; /* S, y and the update's sums use the same registers in turn */
+        float S[8][4] = {}; /* S, y and the sums of the update use the same registers in turn */
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
             ring.wait_full(n);
@@ -593,10 +597,10 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
             me.wait();
             forward_split_unit(p, me, n, chunk, S, state);
             ring.free(n);
-            me.wait(); /* M is free */
+            me.wait(); /* all warps have read M */
         }
         item = me.cursor().item();
-        const Span same = ordered_span(in, item); /* computed again, since registers are short */
+        const Span same = ordered_span(in, item); /* computed again, because no registers are left to keep it */
         float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
         if (end && me.cursor().exists(me.unit()))
             state.store(end + me.cursor().state(in, me.unit(), 0), me.cursor().row0(me.unit()) + 16 * me.unit_warp(),
@@ -605,7 +609,8 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
     });
 }
 
-/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* For other architectures the kernel has no code and launch bounds of one warp.  Device::runs_sm90a finds out which
+ * code the device runs. */
 template <int NP>
 GT_KERNEL(GT_SM90A ? (SplitHopperTile<NP>::THREADS) : 32, 1)
 forward_fp32_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {

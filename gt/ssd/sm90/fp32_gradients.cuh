@@ -1,14 +1,15 @@
-/* gt/ssd/sm90/fp32_gradients.cuh - ssd backward of a chunk on compute capability 9.0, fp32 activations, by wgmma.  It
- * makes everything but the states.  N from 17 on: up to 64 runs as 64 columns, up to 128 as 128.
+/* gt/ssd/sm90/fp32_gradients.cuh - ssd backward of a chunk on compute capability 9.0, with fp32 activations, by wgmma:
+ * every gradient but dz and dstate_in.  N is at least 17.  N up to 64 runs as 64 columns, and N up to 128 as 128.
  *
- * It computes the same as chunk_gradient_fp32_kernel; mma/fp32_gradients.cuh has the formulas and the letters.  A chunk
- * is 64 tokens here, half of a slot of 128.  A block has a chunk and one group.  It takes the group's heads, and their
- * tiles of 64 rows p, one after another ("steps").  L, pre, suf and E span the slot.  Pairs of own tokens have rows s
- * and columns t.  Pairs with the slot's other chunk have own tokens as rows: t if the other chunk comes before, else s.
+ * It computes the same as chunk_gradient_fp32_kernel; mma/fp32_gradients.cuh has the formulas and the notation.  A
+ * chunk is 64 tokens here, half of a slot of 128.  A block has a chunk and one group.  It takes the group's heads, and
+ * their tiles of 64 rows p, one after another; each of these is a step.  L, pre, suf and E refer to the whole slot.
+ * Pairs of own tokens have rows s and columns t.  Pairs with the slot's other chunk have own tokens as rows: t if the
+ * other chunk is earlier, else s.
  *
- * WARPGROUPS, 4, all in the same phase of a step:
+ * WARPGROUPS: 4.  All are in the same phase of a step at a time:
  *
- *               copies of x, dy, NEXT, h and G have arrived                                               -- barrier
+ *               wait for copies of x, dy, NEXT, h and G                                                   -- barrier
  *     rows      Split x, dy and NEXT (x of the chunk before or dy of the chunk after), with a power of two per
  *               row.  Find the largest magnitudes of h and G.  Z = E <G, h>, of half of the rows if the slot has
  *               two chunks.                                                                               -- barrier
@@ -22,15 +23,16 @@
  *               the copies of the next h and G                                                            -- barrier
  *               copies of the next x, dy, NEXT start
  *
- * NUMBERS.  As in mma/fp32_chunk.cuh: hi + lo of f16, three products, the small ones first.  Every product of a step is
- * summed from zero, then added or used in fp32.  W is split at the end, with a power per row.  Where W's columns are
- * the product's rows, all of W has one power.
- * registers per thread, N = 128: dC or dB 32, W 16; the products of a step 48, one after another.
- * shared memory in KB, N = 128: 225, so one block per multiprocessor.  B 32, h 32, G 32, x, dy, NEXT 48, M 32, S = <C,
- * B> as fp32 32, factors and sums 17.  Before and after the steps, h's place has the other chunk's B or C, and G's
- * place has C.
+ * NUMBERS.  As in mma/fp32_chunk.cuh, a number is hi + lo of f16, and a product is three products, the small ones
+ * first.  Every product of a step is summed from zero, and then added or used in fp32.  W is split after the last step,
+ * with a power for each row.  In the product whose rows are columns of W, all of W has one power.
+ * registers per thread, N = 128: dC or dB 32, W 16, the current product 48.
+ * shared memory in KB, N = 128: 225, so one block per multiprocessor.  B 32, h 32, G 32, x, dy and NEXT 48, M 32, S =
+ * <C, B> as fp32 32, factors and sums 17.  Before the first and after the last step, the other chunk's B or C lies in
+ * the memory of h, and C in the memory of G.
  * PRODUCTS per step, m64n32k16, N = 128: <dy, x> 48, dC, dB 96, G B 48, M dy 48 or 24.
- * bytes per token and head, P 64, N 128: x, dy, dx 768 and h, G 512 from memory; NEXT 256, C 512 and h, G 512 from L2.
+ * bytes per token and head, P = 64, N = 128: from memory x, dy, dx 768 and h, G 512; from L2 NEXT 256, C 512 and h, G
+ * 512.
  * N > 128: as in mma/fp32_gradients.cuh.
  * grid: [B, slots, G], two chunks each; block 512.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_SM90_FP32_GRADIENTS_CUH
@@ -43,9 +45,9 @@ namespace ssd {
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-typedef float Product32[4][4]; /* of a warp: 16 rows, 32 columns */
+typedef float Product32[4][4]; /* a warp's accumulators: 16 rows, 32 columns */
 
-/* The sums of all products of a step except M dy use this array, one after another.  If each had its own array, ptxas
+/* The accumulators of all products of a step except M dy, one after another.  If each product had its own array, ptxas
  * would not let their registers overlap. */
 typedef float StepWork[8][4];
 
@@ -55,12 +57,12 @@ GT_DEV float (&tiles_of(StepWork& work, int from))[TILES][4] {
 }
 
 template <class Tile, Major MAJOR>
-GT_DEV uint64_t split_operand(uint32_t tile, int from = 0) { /* from: offset among the rows or columns that are not k */
+GT_DEV uint64_t split_operand(uint32_t tile, int from = 0) { /* from: offset along the dimension that is not k */
     return wgmma_step(wgmma_tile<128, MAJOR>(tile, Tile::PANEL), mn_bytes<128, MAJOR>(from, Tile::PANEL));
 }
 
-/* Starts c += left right over 16 K of k, or c = left right; the small products come first.  left_lo, right_lo: from hi
- * to lo. */
+/* Starts c += left right, or c = left right if `accumulates` is false.  k has 16 K elements, and the small products
+ * come first.  left_lo, right_lo: bytes from hi to lo. */
 template <class Tile, int K, Major LEFT, Major RIGHT, int TILES>
 GT_DEV void multiply_split(float (&c)[TILES][4], uint64_t left, uint32_t left_lo, uint64_t right, uint32_t right_lo,
                            bool accumulates) {
@@ -73,10 +75,10 @@ GT_DEV void multiply_split(float (&c)[TILES][4], uint64_t left, uint32_t left_lo
     }
 }
 
-/* Makes <C_t, B_s> of the warpgroup's pairs: see SplitWarpPairs. */
+/* Computes <C_t, B_s> of the warpgroup's pairs and stores it at kept_S(). */
 template <class Tile>
 GT_DEV void make_split_products(const HopperSplitBlock<Tile>& me, const WarpRows& at) {
-    const bool is_own = me.group < 2, is_C = !is_own && me.second; /* own rows are t */
+    const bool is_own = me.group < 2, is_C = !is_own && me.second; /* is_C: rows are own tokens t */
     const uint32_t left = me.smem + (is_C ? Tile::G : Tile::B), right = me.smem + (is_own ? Tile::G : Tile::H);
     const int column0 = me.group % 2 * 32;
     Product32 S;
@@ -101,8 +103,8 @@ GT_DEV void make_split_products(const HopperSplitBlock<Tile>& me, const WarpRows
 
 /* ---- a step: dC, dB, E, the part of U from G --------------------------------------------------------------------- */
 
-/* Warpgroups 0 and 1: dC, half of the columns each, and E.  Warpgroups 2 and 3: dB, and the part of U from G, half of
- * the rows p each. */
+/* Warpgroups 0 and 1 compute half of the columns of dC each, and E.  Warpgroups 2 and 3 compute half of the columns of
+ * dB each, and the part of U from G for half of the rows p. */
 template <class Tile>
 GT_DEV void add_split_states(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, const WarpRows& at,
                              int step, float (&sums)[Tile::TILES][4], StepWork& work) {
@@ -125,7 +127,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const HopperSplitBloc
         GT_UNROLL
         for (int n = 0; n < Tile::TILES; n++) of_C[n] = 8 * n < columns ? ldg<float2>(C + 8 * n) : float2{0.0f, 0.0f};
     };
-    if (!is_dB) load_C(0); /* while tensor cores multiply */
+    if (!is_dB) load_C(0); /* overlaps with the products */
     const float state_inverse = me.value(Tile::STATE_INVERSE + is_dB);
     float factor[2];
     GT_UNROLL
@@ -181,11 +183,11 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const HopperSplitBloc
 
 /* ---- a step: w, W, M, Gamma -------------------------------------------------------------------------------------- */
 
-/* L_ts of a block of own pairs: rows s in block `s_block`, columns t in block `t_block`, from 8 n on. */
+/* Computes L_ts of pairs of own tokens: rows s in the warp's block, columns t in block `t_block`, from 8 n on. */
 template <class Tile>
 GT_DEV void own_decays(const HopperSplitBlock<Tile>& me, const WarpRows& at, int t_block, int n, float (&L)[4]) {
     const int t = 16 * t_block + 8 * n + 2 * at.j, s = at.row;
-    if (at.warp > t_block) { /* t before s */
+    if (at.warp > t_block) { /* all t are before all s */
         L[0] = L[1] = L[2] = L[3] = 0.0f;
         return;
     }
@@ -205,7 +207,7 @@ GT_DEV void own_decays(const HopperSplitBlock<Tile>& me, const WarpRows& at, int
     L[2] = n ? near0 : 0.0f, L[3] = n ? near1 : 0.0f;
 }
 
-/* Stores the largest magnitude of each row over the warpgroup's columns. */
+/* Stores the largest magnitude of each row, over the warpgroup's 32 columns. */
 template <class Tile>
 GT_DEV void store_most(const HopperSplitBlock<Tile>& me, const WarpRows& at, const Product32& v) {
     GT_UNROLL
@@ -219,13 +221,13 @@ GT_DEV void store_most(const HopperSplitBlock<Tile>& me, const WarpRows& at, con
     }
 }
 
-/* The power of two of row `row` of M and M_NEXT together. */
+/* The power of two that row `row` of M and the same row of M_NEXT share. */
 template <class Tile>
 GT_DEV Power power_of_M(const HopperSplitBlock<Tile>& me, int row) {
     return split_power(largest_of(lds<float4>(me.address(Tile::M_MOST + 4 * row))));
 }
 
-/* Stores the warpgroup's pairs to M or M_NEXT. */
+/* Splits the warpgroup's pairs and stores them to M or M_NEXT. */
 template <class Tile>
 GT_DEV void store_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& at, const Product32& v,
                               const float (&power)[2]) {
@@ -244,7 +246,7 @@ GT_DEV void store_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& 
     }
 }
 
-/* Splits h and G of a step, with one power of two each.  measure_states() has found their magnitudes. */
+/* Splits h and G of a step in place, with one power of two each.  measure_states() has found the largest magnitudes. */
 template <class Tile>
 GT_DEV void split_states(const HopperSplitBlock<Tile>& me) {
     PanelRows<Tile, Tile::PANELS> rows(me.warp);
@@ -259,7 +261,7 @@ GT_DEV void split_states(const HopperSplitBlock<Tile>& me) {
     }
 }
 
-/* Adds to W, makes sums of Gamma, and leaves M in v.  Splits h and G while tensor cores multiply. */
+/* Computes w, adds it to W, stores sums of Gamma, and leaves M in v.  Splits h and G while the product <dy, x> runs. */
 template <class Tile>
 GT_DEV void make_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& at, int step, bool has_skip,
                              Product32& W, Product32& v) {
@@ -343,7 +345,8 @@ GT_DEV void make_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& a
 
 /* ---- a step: dx -------------------------------------------------------------------------------------------------- */
 
-/* Warpgroups 2 and 3, 32 rows p each.  U: the part from G; delta: Delta of the lane's rows. */
+/* Warpgroups 2 and 3 compute U, dx, <x, U> and F, for 32 rows p each.  work: the part of U from G.  delta: Delta of the
+ * lane's two tokens. */
 template <class Tile>
 GT_DEV void finish_split_inputs(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, const WarpRows& at,
                                 int step, int h, int head, int p0, const float (&delta)[2], StepWork& work) {
@@ -358,7 +361,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const HopperSplitB
                                                  Tile::ROWS_LO, false);
     wgmma_commit();
     const bool has_skips = p.dskip && in.skip_per_channel, needs_dy = in.Dskip || has_skips;
-    /* address of the lane's columns 2 j, 2 j + 1 of the first 8 */
+    /* the address of the lane's columns 2 j and 2 j + 1 in the first 8 columns */
     const uint32_t first = me.smem + Tile::X + 128 * at.row + (64 * half ^ 16 * at.g) + 4 * at.j;
     const auto pair = [&](uint32_t address) {
         const uint32_t hi = lds<uint32_t>(address), lo = lds<uint32_t>(address + Tile::ROWS_LO);
@@ -429,7 +432,8 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const HopperSplitB
 
 /* ---- dB and dC in the end ---------------------------------------------------------------------------------------- */
 
-/* sums += inverse . (pairs times 64 rows of B or C).  inverse: one factor per row of the sums. */
+/* sums += inverse . (W times 64 rows of B or C).  pairs: address of the split W.  inverse: a factor for each row of the
+ * sums. */
 template <class Tile, Major LEFT>
 GT_DEV void add_weighted(const HopperSplitBlock<Tile>& me, StepWork& work, float (&sums)[Tile::TILES][4],
                          uint32_t pairs, uint32_t right, const float (&inverse)[2]) {
@@ -448,7 +452,8 @@ GT_DEV void add_weighted(const HopperSplitBlock<Tile>& me, StepWork& work, float
     }
 }
 
-/* Adds dB += W^T C and dC += W B, of own tokens and of the other chunk's.  Stores both to memory. */
+/* Adds W^T C to dB and W B to dC, for pairs of own tokens and for pairs with the other chunk.  Then stores dB and
+ * dC. */
 template <class Tile>
 GT_DEV void finish_split_sums(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, const WarpRows& at,
                               const Product32& W, StepWork& work, float (&sums)[Tile::TILES][4]) {
@@ -484,7 +489,8 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const HopperSplitBlo
             add_weighted<Tile, Major::K>(me, work, sums, me.smem + Tile::M_NEXT, me.smem + Tile::H, inverse_next);
     }
     sync_threads();
-    /* splits own pairs again, for dC.  Their rows s are columns of this product, so all numbers have one power */
+    /* Splits W of own pairs again, for dC.  In this product W is transposed: k runs over its rows s, so all of W has
+     * one power. */
     if (is_own) {
         const float row[2] = {me.value(Tile::B_INVERSE + at.row), me.value(Tile::B_INVERSE + at.row + 8)};
         GT_UNROLL
@@ -524,7 +530,7 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const HopperSplitBlo
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Finds the largest magnitudes of a step's h and G, and Z. */
+/* Finds the largest magnitudes of a step's h and G, and computes Z. */
 template <class Tile>
 GT_DEV void measure_states(const HopperSplitBlock<Tile>& me, int step) {
     PanelRows<Tile, Tile::PANELS> h(me.warp), G(me.warp);
@@ -629,7 +635,8 @@ GT_DEV void hopper_split_gradients(const SplitGradientParams& p, const HopperSpl
     finish_split_sums(p, me, at, W, work, sums);
 }
 
-/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* For other architectures the kernel has no code and launch bounds of one warp.  Device::runs_sm90a finds out which
+ * code the device runs. */
 template <int NP>
 GT_KERNEL(GT_SM90A ? 512 : 32, 1)
 chunk_gradient_fp32_hopper_kernel(const GT_GRID_CONSTANT SplitGradientParams p) {

@@ -1,6 +1,6 @@
-/* gt/ssd/sm90/fp32_gradients_block.cuh - the common parts of fp32_gradients.cuh, ssd backward of a chunk on compute
- * capability 9.0 with fp32 activations.  These are the layout of shared memory, a block's chunk, copies, splitting of
- * tiles, decay factors, and da of a finished step. */
+/* gt/ssd/sm90/fp32_gradients_block.cuh - helpers of fp32_gradients.cuh, which is ssd backward of a chunk on compute
+ * capability 9.0 with fp32 activations: the layout of shared memory, a block's chunk, copies, splitting of tiles, decay
+ * factors, and da of a finished step. */
 #ifndef GT_SSD_SM90_FP32_GRADIENTS_BLOCK_CUH
 #define GT_SSD_SM90_FP32_GRADIENTS_BLOCK_CUH
 
@@ -10,60 +10,70 @@
 namespace gt {
 namespace ssd {
 
-/* Tiles are panels of wgmma.cuh: 64 rows of 128 bytes.  The panels with hi of all columns come first, then the panels
- * with lo.  An fp32 row takes as many bytes as its hi and lo, and lies in the same panels before it is split. */
+/* A tile consists of panels of wgmma.cuh, 64 rows of 128 bytes each.  The panels with hi of all columns come first,
+ * then the panels with lo.  fp32 rows take the same bytes as their hi and lo.  So a row lies in the same panels before
+ * it is split. */
 template <int NP_>
 struct HopperSplitTile {
     static constexpr int NP = NP_, PANELS = NP / 64;
     static constexpr int THREADS = 512, WARPS = THREADS / 32;
-    static constexpr int TILES = NP / 16; /* tiles of 8 columns of dC or dB per warp */
+    static constexpr int TILES = NP / 16; /* tiles of 8 columns in a warp's part of dC or dB */
     static constexpr int PANEL = CHUNK * 128, ROWS = 2 * PANEL, STATE = 2 * PANELS * PANEL;
-    static constexpr int ROWS_LO = PANEL, STATE_LO = PANELS * PANEL; /* from hi to lo */
-    static constexpr int B = 0, H = B + STATE, G = H + STATE;        /* before and after the steps: H the other chunk's
-                                                                      * B or C, G C */
-    static constexpr int X = G + STATE, DY = X + ROWS, NEXT = DY + ROWS; /* x of the chunk before, or dy of the next */
-    static constexpr int M = NEXT + ROWS, M_NEXT = M + ROWS; /* M for pairs of own tokens; M_NEXT for pairs with NEXT */
+    static constexpr int ROWS_LO = PANEL, STATE_LO = PANELS * PANEL; /* bytes from hi to lo */
+    static constexpr int B = 0, H = B + STATE, G = H + STATE;        /* before the first and after the last step, H has
+                                                                      * the other chunk's B or C, and G has C */
+    static constexpr int X = G + STATE, DY = X + ROWS, NEXT = DY + ROWS; /* NEXT: x of the earlier chunk, or dy of the
+                                                                          * later chunk */
+    static constexpr int M = NEXT + ROWS, M_NEXT = M + ROWS; /* M: pairs of own tokens; M_NEXT: pairs with the other
+                                                              * chunk */
     static constexpr int S = M_NEXT + ROWS;                  /* [4][thread] of 16 bytes */
     static constexpr int FLOATS = S + 64 * THREADS;
     /* offsets in floats from FLOATS on */
     static constexpr int FACTORS = 0;                                       /* factors of the chunk alone */
-    static constexpr int PRE = FACTORS + Factors::COUNT, SUF = PRE + CHUNK; /* over the slot */
-    static constexpr int WEIGHT = SUF + CHUNK, OTHER = WEIGHT + CHUNK;      /* Delta SUF; see slot_factors() */
+    static constexpr int PRE = FACTORS + Factors::COUNT, SUF = PRE + CHUNK; /* PRE, SUF: pre and suf in the slot */
+    static constexpr int WEIGHT = SUF + CHUNK, OTHER = WEIGHT + CHUNK;      /* WEIGHT: Delta SUF; OTHER: see
+                                                                             * slot_factors() */
     static constexpr int INVERSES = OTHER + CHUNK, DY_INVERSE = INVERSES + CHUNK, NEXT_INVERSE = DY_INVERSE + CHUNK;
     static constexpr int B_INVERSE = NEXT_INVERSE + CHUNK, C_INVERSE = B_INVERSE + CHUNK;
-    static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK; /* for the other chunk's B or C */
+    static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK; /* inverse powers of the other chunk's B or C */
     static constexpr int M_MOST = OTHER_INVERSE + CHUNK;    /* [64 rows][4 warpgroups] */
     static constexpr int STATE_MOST = M_MOST + 4 * CHUNK;   /* [h, G][16 warps] */
-    static constexpr int ALL = STATE_MOST + 2 * WARPS;      /* the slot's decay; then the inverse powers of h and G */
+    static constexpr int ALL = STATE_MOST + 2 * WARPS;      /* ALL: the slot's decay; STATE_INVERSE: the inverse powers
+                                                             * of h and G */
     static constexpr int STATE_INVERSE = ALL + 1,
-                         KEPT = ALL + 4; /* sums of earlier tiles: [da 64, direct 64, across 32, dskip] */
+                         KEPT = ALL + 4; /* KEPT: sums of the head's earlier tiles, [da 64, direct 64, across 32,
+                                          * dskip] */
     static constexpr int POSITION = KEPT + 2 * CHUNK + 36;
     static constexpr int SUMS = POSITION + 20;
-    /* Offsets in the sums of a step.  There are two sets, because one step's sums are read while the next are
-     * written. */
-    static constexpr int E = 0, F = E + 2 * CHUNK, DIRECT = F + 2 * CHUNK; /* [2]: halves of n for E; halves of rows p
-                                                                            * for F and DIRECT */
-    static constexpr int COLUMNS = DIRECT + 2 * CHUNK;                     /* [3 blocks of s][t] of Gamma */
-    static constexpr int LATER = COLUMNS + 3 * CHUNK;                      /* [2 halves of t][s], for t in a later
-                                                                            * block */
-    static constexpr int NEXT_ROWS = LATER + 2 * CHUNK;                    /* [2 halves of NEXT][row] of Gamma */
+    /* Offsets in the sums of a step.  There are two sets, because a step's sums are read while the next step writes its
+     * sums. */
+    static constexpr int E = 0, F = E + 2 * CHUNK, DIRECT = F + 2 * CHUNK; /* E: [2 halves of n]; F and DIRECT: [2
+                                                                            * halves of rows p] */
+    static constexpr int COLUMNS = DIRECT + 2 * CHUNK;                     /* [3 blocks of s][t]: column sums of
+                                                                            * Gamma */
+    static constexpr int LATER = COLUMNS + 3 * CHUNK;                      /* [2 halves of t][s]: sums of Gamma over t
+                                                                            * in later blocks */
+    static constexpr int NEXT_ROWS = LATER + 2 * CHUNK;                    /* [2 halves of NEXT][row]: row sums of Gamma
+                                                                            * with the other chunk */
     static constexpr int DIAGONAL = NEXT_ROWS + 2 * CHUNK;
-    static constexpr int DSKIP =
-        DIAGONAL + CHUNK;                       /* [4 warps][rows p]; with one Dskip per head: [4 blocks of tokens] */
-    static constexpr int Z = DSKIP + 4 * CHUNK; /* [16 warps] */
+    static constexpr int DSKIP = DIAGONAL + CHUNK; /* if per channel: [4 warps][rows p]; if per head: [4 blocks of
+                                                 * tokens] */
+    static constexpr int Z = DSKIP + 4 * CHUNK;    /* [16 warps] */
     static constexpr int SUMS_COUNT = Z + WARPS;
     static constexpr int COUNT = SUMS + 2 * SUMS_COUNT, BYTES = FLOATS + 4 * COUNT;
     static_assert(M_MOST % 4 == 0 && STATE_MOST % 4 == 0 && FACTORS % 4 == 0 && POSITION % 2 == 0, "read together");
     static_assert(BYTES <= 227 * 1024, "fits compute capability 9.0");
 };
 
-/* A block's chunk.  Values that are read once per step lie in shared memory: in registers they would displace sums. */
+/* A block's chunk.  Values that are read once per step lie in shared memory, because the registers are needed for
+ * sums. */
 template <class Tile>
 struct HopperSplitBlock {
     uint32_t smem;
-    int warp, group;          /* the compiler knows that all lanes have the same values; group: the warpgroup */
-    int second;               /* which of the slot's two chunks */
-    int tokens, other_tokens; /* of the chunk, and of the slot's other chunk (0 if there is none) */
+    int warp, group;          /* group: the warpgroup.  Both are from shfl_idx(), so the compiler knows that all lanes
+                               * have the same values */
+    int second;               /* the chunk's index in the slot, 0 or 1 */
+    int tokens, other_tokens; /* tokens of the chunk, and of the slot's other chunk (0 if it does not exist) */
 
     GT_METHOD uint32_t address(int offset) const { return smem + Tile::FLOATS + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
@@ -71,7 +81,7 @@ struct HopperSplitBlock {
     GT_METHOD T field(int offset) const {
         return lds<T>(address(Tile::POSITION) + offset);
     }
-    /* address of 16 bytes that this thread alone writes and reads */
+    /* the address of 16 bytes that only this thread writes and reads */
     GT_METHOD uint32_t kept_S(int i) const { return smem + Tile::S + 16 * (Tile::THREADS * i + thread_here()); }
     GT_METHOD int64_t first() const { return field<int64_t>(0); } /* first token of the chunk */
     GT_METHOD int b() const { return field<int>(8); }
@@ -80,11 +90,11 @@ struct HopperSplitBlock {
     GT_METHOD int64_t base(int i) const { return field<int64_t>(24 + 8 * i); } /* as in SplitGradientBlock */
     GT_METHOD int64_t other() const { return first() + (second ? -CHUNK : CHUNK); }
     GT_METHOD int sums(int step, int offset) const { return Tile::SUMS + step % 2 * Tile::SUMS_COUNT + offset; }
-    /* whether the warp makes its part of Z: if the slot has both chunks, each block takes half of Z's rows */
+    /* whether the warp adds <G, h> of its rows to Z; if the slot has both chunks, each block takes half of the rows */
     GT_METHOD bool owns_rows() const { return other_tokens == 0 || warp / (Tile::WARPS / 2) == second; }
 };
 
-/* Blocks are numbered by [B,slots,G], then by the two chunks of a slot. */
+/* Finds the block's chunk.  Blocks are numbered as [B,slots,G][2 chunks of a slot]. */
 template <class Tile>
 GT_DEV HopperSplitBlock<Tile> find_hopper_split_chunk(const SplitGradientParams& p) {
     const Problem& in = p.in;
@@ -120,11 +130,11 @@ GT_DEV HopperSplitBlock<Tile> find_hopper_split_chunk(const SplitGradientParams&
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
-/* Starts the copy of 64 rows of COLUMNS fp32 to panels, by THREADS threads; this is thread number `thread`.  Row r
- * begins at `from` + r pitch.  Elements beyond `rows` rows and `columns` columns become zeros. */
+/* THREADS threads start to copy 64 rows of COLUMNS fp32 numbers to panels.  thread: this thread's index among them.
+ * Row r begins at from + r pitch.  rows, columns: how many exist; the others become zeros. */
 template <class Tile, int COLUMNS, int THREADS>
 GT_DEV void copy_panels(int thread, uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
-    constexpr int PIECES = COLUMNS / 4, STEP = THREADS / PIECES; /* rows at a time */
+    constexpr int PIECES = COLUMNS / 4, STEP = THREADS / PIECES; /* rows that are copied at a time */
     const int row = (unsigned)thread / PIECES, piece = (unsigned)thread % PIECES;
     const uint32_t to = tile + tile_at<128>(row, piece, Tile::PANEL);
     from += row * pitch + 4 * piece;
@@ -137,7 +147,7 @@ GT_DEV void copy_panels(int thread, uint32_t tile, const float* from, int64_t pi
     }
 }
 
-/* Copies x, dy and NEXT of rows p0 ... of head number `head` of the group, by all threads. */
+/* All threads start to copy x, dy and NEXT of a step: 64 rows p from p0 on, of head number `head` in the group. */
 template <class Tile>
 GT_DEV void copy_rows(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int head, int p0) {
     const Problem& in = p.in;
@@ -160,7 +170,7 @@ GT_DEV void copy_rows(const SplitGradientParams& p, const HopperSplitBlock<Tile>
     copy(to + 2 * Tile::ROWS, me.second ? x - CHUNK * pitch : dy + CHUNK * pitch, pitch, me.other_tokens);
 }
 
-/* Copies h and G of rows p0 ... of this head, by warpgroup 1. */
+/* Warpgroup 1 starts to copy h and G of the same rows. */
 template <class Tile>
 GT_DEV void copy_states(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int head, int p0) {
     const Problem& in = p.in;
@@ -169,7 +179,8 @@ GT_DEV void copy_states(const SplitGradientParams& p, const HopperSplitBlock<Til
     for (int i = 0; i < 2; i++) {
         const float* from = i ? p.G.plain : p.h.plain;
         const bool exists = from;
-        from = exists ? from + first : static_cast<const float*>(in.x); /* zeros: any address will do */
+        from = exists ? from + first : static_cast<const float*>(in.x); /* without states no row is read, so any address
+                                                                         * will do */
         copy_panels<Tile, Tile::NP, 128>(thread_here() % 128, me.smem + Tile::H + Tile::STATE * i, from,
                                          exists ? in.N : 0, exists ? in.P - p0 : 0, in.columns);
     }
@@ -177,12 +188,13 @@ GT_DEV void copy_states(const SplitGradientParams& p, const HopperSplitBlock<Til
 
 /* ---- splitting --------------------------------------------------------------------------------------------------- */
 
-/* A warp's rows of a tile, from 4 warp on: 8 lanes per row, and 8 adjacent numbers of every 64 columns per lane. */
+/* A warp's 4 rows of a tile, in registers, from row 4 warp on.  Each row has 8 lanes, and a lane has 8 adjacent numbers
+ * of every 64 columns. */
 template <class Tile, int PANELS>
 struct PanelRows {
-    float4 x[2 * PANELS]; /* in every 8 numbers, half `flip` comes first */
-    int row, piece, flip; /* flip avoids bank conflicts: eight lanes' pieces of 16 bytes lie in different banks, as do
-                           * sixteen lanes' of 8 bytes */
+    float4 x[2 * PANELS]; /* of each 8 numbers, half number `flip` comes first */
+    int row, piece, flip; /* flip avoids bank conflicts of 16-byte pieces of eight lanes, and of 8-byte pieces of
+                           * sixteen lanes */
 
     GT_METHOD explicit PanelRows(int warp) {
         const int lane = here();
@@ -207,7 +219,7 @@ struct PanelRows {
         for (int mask = 1; mask < 8; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
         return most;
     }
-    /* may be called once the warp has read its rows */
+    /* Splits the rows and stores them.  All lanes of the warp must have read their rows before. */
     GT_METHOD void store(uint32_t tile, float power) const {
         const uint32_t to = tile + panel_at<128>(row, piece) + 8 * flip;
         GT_UNROLL
@@ -222,7 +234,7 @@ struct PanelRows {
     }
 };
 
-/* Splits x, dy and NEXT, with a power of two per row. */
+/* Splits x, dy and NEXT in place, with a power of two per row.  With z, dy is first multiplied by silu(z). */
 template <class Tile>
 GT_DEV void split_step_rows(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int h, int p0) {
     const Problem& in = p.in;
@@ -252,8 +264,7 @@ GT_DEV void split_step_rows(const SplitGradientParams& p, const HopperSplitBlock
     }
 }
 
-/* Copies B or C of a chunk to a tile of NP columns and splits it, with a power of two per row.  Called by all
- * threads. */
+/* All threads copy B or C of a chunk to a tile of NP columns and split it, with a power of two per row. */
 template <class Tile>
 GT_DEV void stage_split_group(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, bool is_C, bool is_other,
                               uint32_t tile, int inverses) {
@@ -274,7 +285,7 @@ GT_DEV void stage_split_group(const SplitGradientParams& p, const HopperSplitBlo
     if (rows.piece == 0) sts<float>(me.address(inverses + rows.row), power.inverse);
 }
 
-/* The power of two of the step's h (0) or G (1). */
+/* The power of two of the step's h (which = 0) or G (which = 1). */
 template <class Tile>
 GT_DEV Power power_of_state(const HopperSplitBlock<Tile>& me, int which) {
     float4 x[Tile::WARPS / 4];
@@ -289,7 +300,8 @@ GT_DEV Power power_of_state(const HopperSplitBlock<Tile>& me, int which) {
 
 /* ---- decay factors ----------------------------------------------------------------------------------------------- */
 
-/* Sums of the logarithms of a lane's two tokens: through each token, after each token, and of all tokens. */
+/* Sums of log2 of the decays, for a lane's two tokens: through each token (upto), after each token, and over all
+ * tokens. */
 struct LogSums {
     float upto[2], after[2], all;
     GT_METHOD explicit LogSums(const float (&delta)[2], float A) {
@@ -311,11 +323,11 @@ struct LogSums {
     }
 };
 
-/* Makes PRE, SUF and WEIGHT over the slot, and the slot's decay, by one warp.  Also makes OTHER, the factor of L and w
- * for each token of the other chunk:
+/* One warp computes PRE, SUF and WEIGHT of the chunk, and the slot's decay.  It also computes OTHER, a decay factor for
+ * each token of the other chunk, by that chunk's position:
  *
- *     before     Delta_s exp(from after s to the chunk's end)     times PRE of the block's chunk it is L Delta.
- *     after      exp(from the chunk's first through t)            times SUF of the block's chunk it is L */
+ *     earlier    Delta_s exp(from after s to its chunk's end)     times PRE_t of own t it is L_ts Delta_s
+ *     later      exp(from its chunk's first token through t)      times SUF_s of own s it is L_ts */
 template <class Tile>
 GT_DEV void slot_factors(const HopperSplitBlock<Tile>& me, float A, const float (&own)[2], const float (&other)[2]) {
     const LogSums mine(own, A), its(other, A);
@@ -332,7 +344,7 @@ GT_DEV void slot_factors(const HopperSplitBlock<Tile>& me, float A, const float 
     if (lane_id() == 0) sts<float>(me.address(Tile::ALL), exp2_finite(mine.all + its.all));
 }
 
-/* Makes all factors of head h, by warps 0 to 2. */
+/* Warps 0 to 2 compute all decay factors of head h. */
 template <class Tile>
 GT_DEV void make_step_factors(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int h) {
     const Problem& in = p.in;
@@ -357,10 +369,10 @@ GT_DEV void make_step_factors(const SplitGradientParams& p, const HopperSplitBlo
 
 /* ---- da ---------------------------------------------------------------------------------------------------------- */
 
-/* Adds da, <x, U>, the sums across and dDskip of a finished step to the sums of the head's earlier steps.  The head's
- * last step stores the sums.  Called by one warp, two tokens per lane.  chunk_times_fp32_kernel reads Across for four
- * chunks of 32 tokens.  So E of the slot's second half goes to the third of these chunks, and F of the first half to
- * the second. */
+/* After a step, one warp adds da, <x, U>, Across and dDskip of the step to the sums of the head's earlier steps.  After
+ * the head's last step it stores the sums.  A lane has two tokens.  chunk_times_fp32_kernel reads Across for four
+ * chunks of 32 tokens.  So E of the slot's second half goes to the third of these chunks, and F of the first half goes
+ * to the second. */
 template <class Tile>
 GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int step, int h, int p0) {
     const Problem& in = p.in;
@@ -369,7 +381,7 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlo
     const auto pair = [&](int offset) { return lds<float2>(me.address(me.sums(step, offset) + 2 * lane)); };
     const auto both = [&](int offset) { return plus(pair(offset), pair(offset + CHUNK)); };
     const int64_t slot = (int64_t)me.b() * p.slots + me.slot();
-    if (p.dskip) { /* a chunk of 64 tokens has two rows here; the second is zero */
+    if (p.dskip) { /* dskip has a row for every 32 tokens, so a chunk of 64 has two rows; the second is zero */
         const int64_t row = SLOT_SHORTS * slot + 2 * me.second;
         const int column = p0 + 2 * lane;
         if (in.skip_per_channel) {
@@ -391,11 +403,11 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlo
     const float2 E = both(Tile::E), F = both(Tile::F), next = both(Tile::NEXT_ROWS);
     float2 direct = both(Tile::DIRECT), da = sums_from(E);
     GT_NO_UNROLL
-    for (int i = 0; i < 3; i++) { /* Gamma_ts for s in block i, which comes before the block of k */
+    for (int i = 0; i < 3; i++) { /* Gamma_ts with s in block i, which is earlier than the block of the token */
         const float2 from = sums_from(i < block ? pair(Tile::COLUMNS + CHUNK * i) : float2{0.0f, 0.0f});
         if (i < block) da = plus(da, from);
     }
-    da = plus(da, sums_before<8>(both(Tile::LATER))); /* Gamma_ts for s in the block of k and t in a later block */
+    da = plus(da, sums_before<8>(both(Tile::LATER))); /* Gamma_ts with s in the token's block and t in a later block */
     da = plus(da, pair(Tile::DIAGONAL));
     da = plus(da, sums_before<32>(F));
     da = plus(da, me.second ? sums_from(next) : sums_before<32>(next));

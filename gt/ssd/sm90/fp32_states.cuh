@@ -1,35 +1,38 @@
-/* gt/ssd/sm90/fp32_states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that make states alone,
- * for fp32.  They compute the same as states_fp32_kernel, forward and reverse, for groups of at least two units
- * (mma/state.cuh) and N > 16: 64 columns or 128.
+/* gt/ssd/sm90/fp32_states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that compute only
+ * states, for fp32 activations.  They compute the same as states_fp32_kernel (mma/fp32_forward.cuh), forward and
+ * reverse.  They take N > 16, which runs as 64 or 128 columns, and groups of at least two units; a unit is 64 rows of a
+ * head's state (mma/state.cuh).
  *
- * A block has UNITS units of one group and takes a segment chunk by chunk, 64 tokens each.  "left" is x, in reverse dy.
- * "right" is B, in reverse C.  With z in reverse states_fp32_kernel takes the call.
+ * A block has UNITS units of one group and takes a segment chunk by chunk, 64 tokens each.  In a forward pass, left is
+ * x and right is B.  In a reverse pass, left is dy and right is C.  states_fp32_kernel takes reverse passes with z.
  *
  * WARPGROUPS
- *     producer     Warpgroup 2.  It copies left and right of the next chunk by cp.async.  It splits right once for all
- *                  units, in place: a lane's 8 numbers are copied to where their hi and lo will lie.  One warp per unit
- *                  makes the tokens' weights and the chunk's decay; dt arrives one chunk ahead (UnitTimes).
+ *     producer     Warpgroup 2.  It copies left and right of the next chunk by cp.async.  It splits right in place,
+ *                  once for all units (SplitRight).  One warp per unit computes the tokens' weights and the chunk's
+ *                  decay; dt arrives one chunk ahead (UnitTimes).
  *     consumers    Warpgroups 0 and 1, with half of the units each.  States stay in registers in the layout of
  *                  accumulators, 16 rows per warp.  A lane's rows are adjacent, 2 g and 2 g + 1, so that it reads two
- *                  numbers of left at once.  For each chunk they compute v_t = weight_t left_t, split, as left operand
- *                  from registers.  Then H <- E H + sum_t v_t right_t^T,  64 x N x 64, in three products; fp32 adds the
- *                  sum to H.
+ *                  numbers of left at once.  For each chunk they compute v_t = weight_t left_t, and split it in
+ *                  registers as the left operand.  Then H <- E H + sum_t v_t right_t^T, 64 x N x 64, in three products.
+ *                  An fp32 addition adds the sum to H.
  *
- * NUMBERS.  As in mma/fp32_chunk.cuh: hi + lo of f16, three products, the small ones first.  A row of right has a power
- * of two, whose inverse is a factor of the weights.  The 16 rows of a warp's v share a power, made from their largest
- * number, so rows of left need no measuring.  Weights are at most 1, so that v does not overflow.
- * SHARED MEMORY in KB, N = 128, UNITS = 4: 196 in all, so one block per multiprocessor.  The last column names the
- * warpgroups that write the buffer.
- *     LEFT             64     of a stage: a tile of each unit, fp32 (fp32_pair_at)  producer.
- *     RIGHT            32     of a stage: hi and lo                                producer.
- *     PREPARED          1.1   of a stage: weights and decays of each unit          producer.
+ * NUMBERS.  As in mma/fp32_chunk.cuh, a number is hi + lo of f16, and a product is three products, the small ones
+ * first.  Each row of right has a power of two, whose inverse is multiplied into the weights.  The 16 rows of a warp's
+ * v share one power, which follows from their largest number, so left needs no powers.  Weights are at most 1, so that
+ * v does not overflow.
+ * SHARED MEMORY in KB, N = 128, UNITS = 4: 196 in all, with two stages, so one block per multiprocessor.  The last
+ * column names the warpgroups that write the buffer.
+ *     LEFT             64     per stage: a tile of each unit, fp32 (fp32_pair_at)   producer
+ *     RIGHT            32     per stage: hi and lo                                  producer
+ *     PREPARED          1.1   per stage: weights and decays of each unit            producer
  *     INVERSES ...      1     inverse powers of right; cursors, barriers
- *     There are two stages.
- * MBARRIERS.  FULL and EMPTY belong to a stage; the producer's and the consumers' threads arrive.
- * REGISTERS per thread, N = 128, UNITS = 4: of a consumer's 224, H takes 128, v 32, sums 32.  Of the producer's 56,
- * right takes 32.
- * ISSUE SLOTS per token and head, N = 128, UNITS = 4, counted: consumers 25, checkpoints 1.5, producer 11.
- * PRODUCTS, clocks per unit and chunk at full rate, N = 128: 768.
+ * MBARRIERS.  FULL and EMPTY belong to a stage.  The producer's threads arrive at FULL, and the consumers' threads at
+ * EMPTY.
+ * REGISTERS per thread, N = 128, UNITS = 4: a consumer has 224, of which H takes 128, v 32, and sums 32.  The producer
+ * has 56, of which right takes 32.
+ * ISSUE SLOTS per token and head, N = 128, UNITS = 4, counted in the machine code: consumers 25, checkpoints 1.5,
+ * producer 11.
+ * PRODUCTS, clocks of the tensor cores per unit and chunk at full rate, N = 128: 768.
  * BYTES per token and head: left 4 P; right 4 N / heads of a group from memory, and N from L2 with UNITS = 4;
  * checkpoints P N / 32.
  * grid: strands*G*bundles (a bundle has UNITS units); block 384.  Every sum has one fixed order, so results are
@@ -45,21 +48,21 @@ namespace ssd {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* A stage's part for a chunk and unit, as offsets in floats.  OF_TOKENS: weights of tokens; INVERSE: the inverse of
- * their power; KEEP: Scale of the chunk. */
+/* What the producer prepares for a chunk and unit, as offsets in floats.  OF_TOKENS: weights of tokens.  INVERSE: the
+ * inverse of their power.  KEEP: the Scale of the chunk (gt/recurrence/segments.cuh). */
 struct SplitUnitWeights {
     static constexpr int OF_TOKENS = 0, INVERSE = 64, KEEP = 66, COUNT = 68;
 };
 
-/* Offsets in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays. */
 template <int NP_, int UNITS_>
 struct StatesSplitHopperTile {
     static constexpr int NP = NP_, UNITS = UNITS_, CONSUMERS = 2, CONSUMER_UNITS = UNITS / CONSUMERS, STAGES = 2;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
     static constexpr int REGISTERS = CONSUMER_UNITS * NP > 128 ? 224 : 200, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
-    static constexpr int PANELS = NP / 64, PANEL = CHUNK * 128, LO = PANELS * PANEL; /* hi, then lo of all columns */
+    static constexpr int PANELS = NP / 64, PANEL = CHUNK * 128, LO = PANELS * PANEL; /* hi of all columns, then lo */
     static constexpr int TILE_LEFT = CHUNK * 256, TILE_RIGHT = 2 * LO;
-    static constexpr int LEFT = 0, RIGHT = LEFT + UNITS * TILE_LEFT; /* of a stage; LEFT: [UNITS] */
+    static constexpr int LEFT = 0, RIGHT = LEFT + UNITS * TILE_LEFT; /* in a stage; LEFT: [UNITS] */
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
     static constexpr int PREPARED = STAGES * STAGE;                                          /* [STAGES][UNITS] */
     static constexpr int INVERSES = PREPARED + STAGES * UNITS * 4 * SplitUnitWeights::COUNT; /* [STAGES] */
@@ -75,20 +78,21 @@ struct StatesSplitHopperTile {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* A producer's copy of a chunk of B or C, and its splitting.  A row has 8 adjacent lanes; each lane has 8 adjacent
- * numbers of every 64 columns, in rows 16 apart.  The first 4 of these 8 numbers are copied to where their own hi will
- * lie.  The others go to where lo of the numbers 32 columns away will lie, so that the copies of 8 lanes lie in
+/* How the producer copies a chunk of B or C and splits it in place.  A row has 8 adjacent lanes.  A lane splits 8
+ * adjacent numbers of every 64 columns, in rows 16 apart.  copy() puts the first 4 of these 8 numbers where their own
+ * hi will lie.  It puts the other 4 where lo of the numbers 32 columns away will lie.  So the copies of 8 lanes lie in
  * different banks. */
 template <class Tile>
 struct SplitRight {
-    static constexpr int ROWS = CHUNK / 16, PIECES = 2 * Tile::PANELS; /* PIECES of 4 numbers that a lane copies per
-                                                                        * row */
+    static constexpr int ROWS = CHUNK / 16, PIECES = 2 * Tile::PANELS; /* PIECES: pieces of 4 numbers that a lane copies
+                                                                        * per row */
 
     GT_METHOD static int row() { return own_thread() % WARPGROUP / 8; }
     GT_METHOD static int piece() { return own_thread() % 8; }
     GT_METHOD static int64_t own(int64_t pitch) { return row() * pitch + 4 * piece(); }
 
-    /* Starts the copy to a tile.  from: at own() of the chunk; rows, columns: the numbers that exist; zeros follow. */
+    /* Starts to copy the chunk to a tile.  from: the chunk's first element plus own().  rows, columns: how many exist;
+     * the others become zeros. */
     GT_METHOD static void copy(uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
         const int second = piece() % 2;
         const uint32_t to = (tile + panel_at<128>(row(), piece() / 2) + second * Tile::LO) ^ 64 * second;
@@ -103,7 +107,7 @@ struct SplitRight {
         }
     }
 
-    /* Splits the numbers that the warp copied.  inverses[row] <- the inverse of a row's power. */
+    /* Splits the numbers that the warp has copied.  inverses[row] becomes the inverse of the row's power. */
     GT_METHOD static void split(uint32_t tile, uint32_t inverses) {
         const uint32_t at = tile + panel_at<128>(row(), piece()), first = inverses + 4 * row();
         GT_NO_UNROLL
@@ -120,7 +124,7 @@ struct SplitRight {
             GT_UNROLL
             for (int mask = 1; mask < 8; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
             const Power power = split_power(most);
-            sync_warp(); /* the rows are read */
+            sync_warp(); /* all lanes have read the rows */
             GT_UNROLL
             for (int i = 0; i < Tile::PANELS; i++) {
                 const float4 v = x[2 * i], w = x[2 * i + 1];
@@ -137,16 +141,16 @@ struct SplitRight {
     }
 };
 
-/* Writes SplitUnitWeights of the tokens 2 lane, 2 lane + 1.  Called by one warp.  right: inverse powers of these
- * tokens' rows of right.  Stored weights are 2^11 times as large.  The reason: an inverse is 2^-13 for numbers about 1,
- * so its product with the smallest weights would leave fp32's range. */
+/* One warp fills SplitUnitWeights.  weight: weights of tokens 2 lane and 2 lane + 1.  right: inverse powers of these
+ * tokens' rows of right.  sum: log of the chunk's decay.  Weights are computed 2^11 times too large.  The reason: for
+ * numbers near 1 an inverse is 2^-13, so its product with the smallest weights would leave the range of fp32. */
 GT_DEV void put_split_weights(uint32_t addresses, float2 weight, float2 right, float sum) {
     const int lane = own_lane();
     weight = {clamped(weight.x * (right.x * 0x1p11f)), clamped(weight.y * (right.y * 0x1p11f))};
     float most = fmaxf(fabsf(weight.x), fabsf(weight.y));
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
-    const Power power = split_power(most); /* a factor 2^-14 makes weights at most 1 */
+    const Power power = split_power(most); /* times 2^-14, so that weights are at most 1 */
     sts<float2>(addresses + 8 * lane, {weight.x * power.value * 0x1p-14f, weight.y * power.value * 0x1p-14f});
     if (lane > 0) return;
     const Scale scale = scale_of_log(sum);
@@ -171,7 +175,7 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
         const int chunks = cursor.chunks(), step = p.reverse ? -CHUNK : CHUNK;
         const int added = NeededChunks(p.states, p.reverse, is_last, chunks).added();
         const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
-        /* the thread's first rows of the chunk that is copied next */
+        /* where the thread's rows of the next chunk to copy begin */
         const int64_t first = (int64_t)chunk_at(0) * CHUNK;
         int64_t left = (own_thread() % WARPGROUP / 16 + first) * p.left_stride.t + 4 * (own_thread() % 16);
         const float* right = static_cast<const float*>(p.right) +
@@ -186,7 +190,7 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
             times += step * in.dt_stride.t;
         };
         const auto copy =
-            [&](int i, int number) { /* copies chunk i of the segment, which is chunk `number` of all segments */
+            [&](int i, int number) { /* copies chunk i of the segment; number: counted over all segments */
                                      if (i >= added) return;
                                      const uint32_t to = smem + number % STAGES * Tile::STAGE;
                                      const int tokens = cursor.tokens(chunk_at(i));
@@ -237,7 +241,7 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* SplitState in which a lane has rows 2 g and 2 g + 1 of the warp's 16 rows. */
+/* SplitState, but a lane has rows 2 g and 2 g + 1 of the warp's 16 rows. */
 template <int NP>
 struct PairedState : SplitState<NP> {
     using SplitState<NP>::H;
@@ -260,7 +264,7 @@ struct PairedState : SplitState<NP> {
         if (row >= in.P) return;
         to += (int64_t)row * in.N + column;
         float* const second = to + in.N;
-        if (in.columns == NP && !adds) { /* this path has no conditions */
+        if (in.columns == NP && !adds) { /* the common case, without conditions */
             GT_UNROLL
             for (int n = 0; n < NP / 8; n++) {
                 stg<float2>(to + 8 * n, {H[n][0], H[n][1]});
@@ -285,8 +289,8 @@ struct PairedState : SplitState<NP> {
 
 template <class Tile>
 struct SplitStatesConsumer : StatesConsumer<Tile> {
-    /* The lane's numbers of a unit's left: tokens 2 j ..., rows 16 unit_warp + 2 g ....  Tokens 8 further have the same
-     * offsets in their rows. */
+    /* The lane's address in a unit's tile of left: token 2 j, row 16 unit_warp + 2 g.  Tokens a multiple of 8 further
+     * have the same swizzle. */
     GT_METHOD uint32_t left(int n, int i) const {
         return StatesConsumer<Tile>::left(n, i) +
                fp32_pair_at(2 * (own_lane() % 4), 16 * this->unit_warp() + 2 * (own_lane() / 4));
@@ -294,7 +298,7 @@ struct SplitStatesConsumer : StatesConsumer<Tile> {
 };
 static_assert(SplitUnitWeights::COUNT == UnitWeights::COUNT, "StatesConsumer finds them");
 
-/* H <- E H + the chunk's share, for unit i of a consumer. */
+/* Advances the state of unit i of a consumer by one chunk. */
 template <class Tile>
 GT_DEV void add_split_chunk(const SplitStatesConsumer<Tile>& me, int n, int i, PairedState<Tile::NP>& state) {
     constexpr int NP = Tile::NP, PANEL = Tile::PANEL;
@@ -303,7 +307,7 @@ GT_DEV void add_split_chunk(const SplitStatesConsumer<Tile>& me, int n, int i, P
     float undo;
     {
         const uint32_t left = me.left(n, i), tokens = prepared + 8 * (own_lane() % 4);
-        float v[BLOCKS][4][2], most[4] = {}; /* v[..][e]: tokens 2 j, 2 j + 1; rows + e % 2, tokens + 8 (e / 2) */
+        float v[BLOCKS][4][2], most[4] = {}; /* v[..][e]: tokens 2 j and 2 j + 1, plus 8 (e / 2); row 2 g + e % 2 */
         GT_UNROLL
         for (int k = 0; k < 2 * BLOCKS; k++) {
             const float2 weight = lds<float2>(tokens + 32 * k);
@@ -333,7 +337,7 @@ GT_DEV void add_split_chunk(const SplitStatesConsumer<Tile>& me, int n, int i, P
         multiply_left<Major::MN>(sums, hi, lo, operand_step(right, mn_bytes<128, Major::MN>(8 * n0, PANEL)), PANEL,
                                  Tile::LO, false);
         wgmma_commit();
-        if (n0 == 0) { /* meanwhile */
+        if (n0 == 0) { /* overlaps with the products */
             const float2 scale = lds<float2>(prepared + 4 * SplitUnitWeights::KEEP);
             state.decay({scale.x, scale.y});
         }
@@ -393,7 +397,7 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
             n++;
         }
         item = me.cursor().item();
-        const Span same = ordered_span(in, item); /* computed again, since registers are short */
+        const Span same = ordered_span(in, item); /* computed again, because no registers are left to keep it */
         GT_UNROLL
         for (int i = 0; i < CONSUMER_UNITS; i++) {
             if (me.cursor().exists(me.unit(i))) store_last_state<Tile>(p, me, i, reverse, same, state[i]);
@@ -402,7 +406,8 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
     });
 }
 
-/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* For other architectures the kernel has no code and launch bounds of one warp.  Device::runs_sm90a finds out which
+ * code the device runs. */
 template <int NP, int UNITS>
 GT_KERNEL(GT_SM90A ? (StatesSplitHopperTile<NP, UNITS>::THREADS) : 32, 1)
 states_fp32_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {

@@ -1,27 +1,28 @@
-/* gt/ssd/sm90/gate.cuh - ssd with z on compute capability 9.0, 16-bit activations: makes g = dy silu(z).  The passes
- * over G and the chunks' gradients take g in place of dy.  If backward reads y and the type is bf16, the kernel also
- * makes dz.
- *
- * g is f16 with a power of two for 16 tokens of a head's tile.  It is rounded once, from fp32, to 11 bits over 27
- * binades below the largest of these elements, whatever the range of dy and z.  The inverses of the powers lie apart
- * (Problem::dy_inverses), in 0.002 of y's bytes.
- * g normally lies in the memory of dx.  The chunks' kernel overwrites these rows with dx once all readers are done
- * (HopperGradientParams::in_twos).  Without dx, or where this is slower because chunks are few, g lies in the
- * workspace.
- * dz = dy u silu'(z) needs u, which is y without its gate.  y = u silu(z), so dz = dy y (1 / z + 1 - sigmoid(z)), with
- * the error of y's rounding.  bf16 has fp32's range, so u is lost only where silu(z) is close to 0 or y is too large
- * (is_lost()).  Then the place's flag is set, and gate_lost_kernel computes these elements (gate_lost.cuh).
- *
- * A warp has a chunk's 64 tokens of a tile and takes 16 at a time: eight lanes per row, a piece of 16 bytes per lane.
- * The warps of a block have adjacent tiles.
- * REGISTERS per thread: 80, of which 32 are for loads of dy and z; with y 128, of which 48 are for dy, z and y.  No
- * shared memory.
- * ISSUE SLOTS per token and head, P = 64, counted in the machine code: 40; with y 83.
- * BYTES per token and head: dy, z, g 2 P each, with y also y and dz; 4 per tile.
- * CHAIN.  The kernel waits for previous kernels first, because for packed sequences one of them clears rows of dx and
+/* gt/ssd/sm90/gate.cuh - ssd backward with z on compute capability 9.0, for 16-bit activations: computes g = dy
+ * silu(z).  Later kernels take g in place of dy.  If backward reads y and the type is bf16, this kernel also computes
  * dz.
- * grid: at most GATE_BLOCKS per multiprocessor; block 256.  Blocks take places in turn: [B, slots of 128 tokens, 2, H,
- * tiles], in packed sequences existing places only.  There are no sums. */
+ *
+ * g is f16, with a power of two for 16 tokens of a tile (64 rows of a head).  It is rounded once, from fp32.  An
+ * element keeps 11 bits if it is at most 27 binades below the largest of these 16 rows, whatever the range of dy and z.
+ * The inverses of the powers lie in Problem::dy_inverses and take 0.002 of the bytes of y.
+ * g normally lies in the memory of dx.  The kernel for chunks overwrites g with dx after all reads of g
+ * (HopperGradientParams::in_twos).  g lies in workspace if the caller does not want dx, or if there are so few chunks
+ * that sharing memory would be slower.
+ * dz = dy u silu'(z), where u is the output before the gate.  y = u silu(z), so dz = dy y (1 / z + 1 - sigmoid(z)),
+ * with the rounding error of y.  u is lost if silu(z) is so close to 0, or y so large, that y no longer determines u
+ * (is_lost()).  This is rare, because bf16 has the range of fp32.  gate_kernel sets a flag for the place (a chunk of a
+ * tile), and gate_lost_kernel then computes these elements (gate_lost.cuh).
+ *
+ * A warp takes a place, 64 tokens of a tile, 16 tokens at a time: eight lanes for each row, and a piece of 16 bytes for
+ * each lane.  The warps of a block take adjacent places.
+ * REGISTERS per thread: 80, including 32 for loads of dy and z.  With y 128, including 48 for loads of dy, z and y.  No
+ * shared memory.
+ * ISSUE SLOTS per token and head, P = 64, counted in the machine code: 40, or 83 with y.
+ * BYTES per token and head: dy, z and g 2 P each; with y also y and dz 2 P each.  4 for each 16 tokens of a tile.
+ * CHAIN.  The kernel waits for previous kernels before anything else, because with packed sequences one of them clears
+ * rows of dx and dz.
+ * grid: at most GATE_BLOCKS per multiprocessor; block 256.  Blocks take places in turn; with packed sequences only
+ * existing places.  Places are numbered as [B, slots of 128 tokens, 2, H, tiles].  The kernel has no sums. */
 #ifndef GT_SSD_SM90_GATE_CUH
 #define GT_SSD_SM90_GATE_CUH
 
@@ -35,24 +36,25 @@ struct GateParams {
     Problem in;
     GatedRows g;
     GateGradient gradient;
-    int64_t slots, rows; /* slots of a batch element; rows = B*slots*2 */
+    int64_t slots, rows; /* slots: of a batch element; rows: B*slots*2, the chunk slots */
 };
 
 constexpr int GATE_WARPS = 8, GATE_BLOCKS = 8;
 
-/* Whether u (y without its gate) cannot be found from y although dz depends on it.  For all other elements |silu(z)| is
- * at least 2^-60, so only numbers of u below 2^-66 can fall out of bf16's range in y. */
+/* Whether y does not determine u, the output before the gate, although dz depends on u.  For all other elements
+ * |silu(z)| is at least 2^-60.  So y leaves the range of bf16 only if |u| is below 2^-66. */
 GT_DEV bool is_lost(float dy, float z, float y) {
     return dy != 0.0f && (!(fabsf(z) >= 0x1p-59f && z >= -40.0f) || !(fabsf(y) <= FLT_MAX));
 }
 
-/* Makes a row's piece of g, without a power; returns the piece's largest magnitude. */
+/* Computes a piece of a row of g as fp32, without a power.  Returns the largest magnitude of the piece. */
 template <class T>
 GT_DEV float gate_piece(const uint4& dy, const uint4& z, float (&g)[8]) {
     using E = Element<T>;
     const uint32_t left[4] = {dy.x, dy.y, dy.z, dy.w}, right[4] = {z.x, z.y, z.z, z.w};
     float largest = 0.0f;
-    const auto gated = [](float a, float b) { return a * silu_of_sigmoid(b, sigmoid_fast(b)); }; /* to 16 bits */
+    const auto gated = [](float a, float b) { return a * silu_of_sigmoid(b, sigmoid_fast(b)); }; /* accurate to 16
+                                                                                                  * bits */
     GT_UNROLL
     for (int e = 0; e < 4; e++) {
         g[2 * e] = gated(E::lo(left[e]), E::lo(right[e]));
@@ -62,7 +64,7 @@ GT_DEV float gate_piece(const uint4& dy, const uint4& z, float (&g)[8]) {
     return largest;
 }
 
-/* Makes a piece of dz; returns whether one of its elements is lost. */
+/* Computes a piece of dz from y.  Returns whether u of one of its elements is lost. */
 template <class T>
 GT_DEV bool gradient_piece(const uint4& dy, const uint4& z, const uint4& y, uint4& dz) {
     using E = Element<T>;
@@ -83,8 +85,9 @@ GT_DEV bool gradient_piece(const uint4& dy, const uint4& z, const uint4& y, uint
     return lost;
 }
 
-/* Takes a warp's 16 rows: eight lanes per row, 4 rows at a time; piece k of a lane belongs to row 4 k + lane / 8.
- * Passes g to store_g(k, piece) and dz to store_dz; updates lost.  Returns the inverse of g's power. */
+/* A warp computes g of 16 rows, and dz with OF_Y.  A lane has four pieces; piece k belongs to row 4 k + lane / 8.
+ * Passes pieces of g to store_g(k, piece) and pieces of dz to store_dz(k, piece).  Sets `lost` if u of an element is
+ * lost.  Returns the inverse of the power of g. */
 constexpr int GATE_ROWS = 4, GATE_PARTS = BLOCK / GATE_ROWS;
 template <class T, bool OF_Y, class StoreG, class StoreDz>
 GT_DEV float gate_block(const uint4 (&dy)[GATE_PARTS], const uint4 (&z)[GATE_PARTS], const uint4 (&y)[GATE_PARTS],
@@ -110,8 +113,8 @@ GT_DEV float gate_block(const uint4 (&dy)[GATE_PARTS], const uint4 (&z)[GATE_PAR
     return power.inverse;
 }
 
-/* Takes a chunk's tile, given by its first token, the number of tokens, head and tile.  Returns whether the lane has
- * lost an element. */
+/* A warp computes g of a place, and dz with OF_Y.  first: the chunk's first token.  inverses: where the inverses of the
+ * place's powers go.  Returns whether u of one of the lane's elements is lost. */
 template <class T, bool OF_Y>
 GT_DEV bool gate_tile(const GateParams& p, int b, int64_t first, int tokens, int64_t head, int tile, float* inverses) {
     constexpr int ROWS = GATE_ROWS, PARTS = GATE_PARTS;

@@ -1,22 +1,24 @@
-/* gt/ssd/sm90/gate_lost.cuh - ssd backward with z on compute capability 9.0, where dz is made from y (gate.cuh).  u is
- * y without its gate.  This kernel makes dz of the elements whose u is lost.  It makes u again from x, B, C and the
- * checkpoints of h.
+/* gt/ssd/sm90/gate_lost.cuh - ssd backward with z on compute capability 9.0: completes dz after gate_kernel (gate.cuh).
+ * gate_kernel computes dz from y, but cannot do so for elements whose u, the output before the gate, is lost in y.
+ * This kernel computes u of these elements from x, B, C and the checkpoints of h, and then dz.
  *
- * u is lost where z is 0 or far below 0: one element in millions of random numbers, or whole rows of a caller's
- * padding.  So the kernel is quick when no element is lost.  It takes each token by itself when some are lost:
+ * u is lost if z is 0 or far below 0.  This happens in one of millions of random elements, or in whole rows that the
+ * caller has padded.  So the kernel is fast if no element is lost.  If some are lost, it takes each of their tokens by
+ * itself:
  *
  *     u_t = exp(sum a) h C_t + sum_s L_ts Delta_s <C_t, B_s> x_s + Dskip x_t        dz_t = dy_t u_t silu'(z_t).
  *
- * Here h is the state before the token's slot of 128, and s runs from the slot's start through t.  Every exponent is a
- * sum of the a that it spans, in fp32.
+ * Here h is the state before the slot of 128 tokens that contains t, and s runs from the slot's start through t.  Every
+ * exponent is a sum of the a that it spans, in fp32.
  *
- * A warp has 32 places of gate_kernel, one flag per lane.  It takes the tokens of a flagged place one after another; a
- * lane has four tokens s and two rows p.
- * TIME.  No element lost: the flags load from L2.  One element lost: about 35 dependent loads.  All lost: about 50 ms
- * by count at B8 T4096 H64.
+ * A warp takes 32 places of gate_kernel and reads one flag per lane.  It goes through the tokens of a flagged place one
+ * after another.  For each token, a lane has four tokens s and two rows p.
+ * TIME.  If no element is lost: the flags load from L2.  If one element is lost: about 35 dependent loads.  If all are
+ * lost: about 50 ms, estimated, for B = 8, T = 4096, H = 64.
  * BYTES: 4 per place.
- * CHAIN.  The kernel waits for previous kernels first.  grid: at most one block per multiprocessor; block 256.  Every
- * sum has one fixed order, so results are deterministic. */
+ * CHAIN.  The kernel waits for previous kernels before anything else.
+ * grid: at most one block per multiprocessor; block 256.  Every sum has one fixed order, so results are
+ * deterministic. */
 #ifndef GT_SSD_SM90_GATE_LOST_CUH
 #define GT_SSD_SM90_GATE_LOST_CUH
 
@@ -26,7 +28,7 @@ namespace gt {
 namespace ssd {
 
 struct LostParams {
-    Problem in; /* with the caller's z and dy */
+    Problem in; /* has the caller's z and dy */
     GateGradient gradient;
     Checkpoints h;       /* values NULL: zeros */
     int64_t slots, rows; /* as in GateParams */
@@ -34,11 +36,11 @@ struct LostParams {
 
 constexpr int LOST_BLOCKS = 1;
 
-/* The chunk of a place: its tokens in a slot, its head and its rows. */
+/* A place: a chunk's tokens in a slot, a head, and a tile of 64 rows. */
 struct LostPlace {
-    int b, head, row0;    /* row0: of the tile */
-    int first, end;       /* tokens in the slot */
-    int64_t start, state; /* start: the slot's first token; state: the slot's number, over all heads and batch
+    int b, head, row0;    /* row0: first row of the tile */
+    int first, end;       /* tokens first to end - 1 of the slot */
+    int64_t start, state; /* start: the slot's first token; state: the slot's index, counted over all heads and batch
                            * elements */
 };
 
@@ -68,10 +70,10 @@ GT_DEV void load_eight(const void* row, int n, float (&x)[8]) {
     for (int e = 0; e < 4; e++) x[2 * e] = E::lo(pairs[e]), x[2 * e + 1] = E::hi(pairs[e]);
 }
 
-/* Makes L_ts Delta_s of the lane's tokens s = 64 k + 2 lane + i of the slot, 0 after t.  Returns exp(sum a) through
- * t. */
+/* Computes L_ts Delta_s for the lane's tokens s = 64 k + 2 lane + i of the slot.  Tokens after t get 0.  Returns the
+ * decay from the slot's start through t. */
 GT_DEV float decay_tokens(const float (&delta)[SLOT_CHUNKS][2], float A, int t, float (&weight)[SLOT_CHUNKS][2]) {
-    float later = 0.0f; /* sum of the logarithms over all tokens of later chunks */
+    float later = 0.0f; /* sum of log2 of the decays of later chunks */
     for (int k = SLOT_CHUNKS - 1; k >= 0; k--) {
         const int s = CHUNK * k + 2 * lane_id();
         const float first = s <= t ? delta[k][0] * A * LOG2_E : 0.0f, second = s < t ? delta[k][1] * A * LOG2_E : 0.0f;
@@ -90,8 +92,8 @@ GT_DEV float decay_tokens(const float (&delta)[SLOT_CHUNKS][2], float A, int t, 
     return exp2_finite(later);
 }
 
-/* u of a token t of the slot, for the lane's two rows, from `row` on; the rows may lie beyond P.  weight: from
- * decay_tokens().  All loads are in flight together, because nothing else hides their latency. */
+/* Computes u of a token t of the slot, for rows `row` and row + 1, which may lie beyond P.  before, weight: results of
+ * decay_tokens().  The code issues many loads at once, because nothing else hides their latency. */
 template <class T>
 GT_DEV float2 ungated(const LostParams& p, const LostPlace& me, int t, int row, float before,
                       const float (&weight)[SLOT_CHUNKS][2]) {
@@ -157,7 +159,7 @@ GT_DEV float2 ungated(const LostParams& p, const LostPlace& me, int t, int row, 
     return u;
 }
 
-/* Makes dz of the lost elements, for a token and the lane's two rows.  dy, z: pairs. */
+/* Computes dz of the lost elements of a token, for the lane's two rows.  dy, z: the pairs of these rows. */
 template <class T>
 GT_DEV void make_lost_token(const LostParams& p, const LostPlace& me, const float (&delta)[SLOT_CHUNKS][2], int t,
                             int row, uint32_t dy, uint32_t z, const bool (&lost)[2]) {
@@ -172,7 +174,7 @@ GT_DEV void make_lost_token(const LostParams& p, const LostPlace& me, const floa
     if (lost[1]) to[1] = (uint16_t)E::pack(gradient(E::hi(dy), E::hi(z), u.y), 0.0f);
 }
 
-/* Makes dz of a place's lost elements. */
+/* Computes dz of a place's lost elements. */
 template <class T>
 GT_DEV void make_lost(const LostParams& p, int64_t place) {
     using E = Element<T>;

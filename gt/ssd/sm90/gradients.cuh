@@ -1,83 +1,88 @@
-/* gt/ssd/sm90/gradients.cuh - ssd backward of a chunk on compute capability 9.0, by wgmma: everything but the states.
+/* gt/ssd/sm90/gradients.cuh - ssd backward of a chunk on compute capability 9.0, by wgmma: every gradient but dz and
+ * dstate_in.
  *
- * Activations have 16 bits.  N up to 64 runs as 64 columns, up to 128 as 128.  It computes the same as
- * chunk_gradient_kernel; mma/gradients.cuh has the formulas and the letters.  A block takes "places" in turn; a place
- * is 64 tokens of one group.  It takes the heads of a place, and their tiles of 64 rows p, one after another ("steps").
- * This file has the kernel; each warpgroup has its own file.  Other kernels do the work by token (_tokens.cuh): they
- * make Delta and decay factors before this kernel, da and ddt after it.  With z, dy is dy silu(z), which another kernel
- * has made (gate.cuh).
+ * Activations have 16 bits.  N up to 64 runs as 64 columns, and N up to 128 as 128.  The kernel computes the same as
+ * chunk_gradient_kernel; mma/gradients.cuh has the formulas and the notation.  A place is a chunk of 64 tokens for one
+ * group; blocks take places in turn.  A step is one tile of 64 rows p of one head; a block goes through all steps of a
+ * place.  This file has the kernel, and each role of a warpgroup has its own file.  Two other kernels compute numbers
+ * for each token (_tokens.cuh): Delta and decay factors before this kernel, and da and ddt after it.  With z, dy means
+ * dy silu(z), which gate_kernel has stored (gate.cuh).
  *
- * WARPGROUPS.  Each runs as far ahead of the readers of its results as stages and buffers of M allow:
- *     prepare   _block.cuh    Finds the next place's chunk.  It copies a step as soon as its stage is free: one warp
- *                             starts TMA copies of tiles, factors and powers.  All four warps copy x, dy and NEXT (the
- *                             neighbour's x or dy) by cp.async in two cases.  Either these have no maps, or in packed
- *                             sequences the chunk or its neighbour is not whole.  For N = 64 three of the warps make B,
- *                             C and OTHER (the neighbour's B or C) of the next place.
- *     pairs     _pairs.cuh    S = C B^T once per place.  A step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L
- *                             Delta, and M = S L Delta.  For bf16 a head's Dskip is on M's diagonal.  M is handed on
- *                             before the sums are made.  For N = 128 also E from C h^T, beside the sums.
- *     inputs    _inputs.cuh   dC += pre dy h;  U = Delta suf B G^T and F from it;  dx = U + M^T dy.  For N = 64 also E.
- *     states    _states.cuh   The state between the checkpoint's two chunks (h of the second, G of the first), in
- *                             place, from the neighbour's tokens.  dB += Delta suf x G.  Z from the diagonal of G h^T.
- * Pairs have rows t: in rows 16 i, warp i has the blocks of 16 x 16 up to the diagonal.  ddt needs <x, U> without
- * Delta, which is F / Delta plus the column sums of Gamma / Delta.  Where Delta is close to 0, F is made without Delta
- * (factor_of_U).
+ * WARPGROUPS.  Each has a role, and runs as far ahead of the readers of its results as stages and buffers allow:
+ *     prepare   _block.cuh    Finds the chunk of the next place.  It copies the tiles of a step as soon as the stage is
+ *                             free: one warp starts TMA copies of tiles, factors and powers.  All four warps copy x, dy
+ *                             and NEXT by cp.async if these have no tensor maps, or if a packed sequence cuts the chunk
+ *                             or its neighbour short.  NEXT is x or dy of the neighbour, which is the other chunk of
+ *                             the slot.  For N = 64, three of the warps load and convert B, C and OTHER of the next
+ *                             place.  OTHER is B or C of the neighbour.
+ *     pairs     _pairs.cuh    S = C B^T once per place.  In each step: dS = dy x^T, W += dS L Delta, M = S L Delta, and
+ *                             sums of Gamma = dS S L Delta.  With bf16, Dskip is added on the diagonal of M if it is
+ *                             per head.  The role hands M on before it computes the sums.  For N = 128 it also computes
+ *                             E from C h^T, beside the sums.
+ *     inputs    _inputs.cuh   dC += pre dy h; U = Delta suf B G^T, and F from U; dx = U + M^T dy.  For N = 64 also E.
+ *     states    _states.cuh   The state between the slot's two chunks, from the neighbour's tokens: h for the second
+ *                             chunk, G for the first.  It overwrites the checkpoint in the stage.  dB += Delta suf x G.
+ *                             Z from the diagonal of G h^T.
+ * Matrices of pairs have rows t: warp i has rows from 16 i on, with the blocks of 16 x 16 up to the diagonal.  ddt
+ * needs <x, U> without Delta: F / Delta plus the column sums of Gamma / Delta.  If Delta is close to 0, F is computed
+ * without Delta (factor_of_U()).
  *
- * SHARED MEMORY in KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 208 and 219, so one block per
- * multiprocessor.
- *     B, C, OTHER     48      48     f16; N = 64 has two copies, which places use in turn.
- *     stages         112     120     2; 3.  X, DY, NEXT 24: as stored in memory; H, G 32 or 16: f16; states makes one
- *                                    of H and G in place.
- *     M               32      32     two buffers of two panels of 64 x 64: M, for bf16 without z in two terms.  At the
- *                                    end of a place: W for dC and W for dB, as one more M.
+ * SHARED MEMORY in KB, for N = 128 and for N = 64: 208 and 219 in all, so one block per multiprocessor.
+ * HopperGradientTraits has every offset.
+ *     B, C, OTHER     48      48     f16; for N = 64 two copies, which places use in turn.
+ *     stages         112     120     two stages, or three for N = 64.  X, DY, NEXT 24: not converted.  H, G 32 or 16:
+ *                                    f16; the role states advances one of H and G in place.
+ *     M               32      32     two buffers of two panels of 64 x 64 for M, which has two terms for bf16 without
+ *                                    z.  After the last step of a place, a buffer has W for dC and W for dB.
  *     OUT              8       8     dx on its way to memory; dC.
  *     floats           7.0    10.6   2.8 per stage: factors, the neighbour's factors, powers of H and G; 0.75 per copy:
  *                                    powers of B, C and OTHER; 0.6 once: powers of dC and dB, the largest |S| of
  *                                    a block.
  *     records          0.6     0.6   of places, and mbarriers
- * MBARRIERS are made once: stages, buffers and parities are counted over all places of a block.  FULL: a stage's copies
- * have arrived; warps that multiply data from cp_async first make it visible to the asynchronous proxy by a fence.
- * EMPTY: pairs, inputs and states have read the stage.  STATE_MADE: states has made H or G of the stage and the
- * inverses of its powers, if the chunk makes a state.  M_FULL, M_EMPTY: M's buffers are full or read.
- * PLACES.  PLACE_FULL: the record of a place is written.  GROUP_FULL: B, C and OTHER are made.  With one copy (N =
- * 128), pairs, inputs and states make one of these tiles each; with two copies, GROUP_EMPTY says that they are read.
- * SHARES_MADE: the powers of dC and dB are final, once the last step's left operands are made; so pairs makes W while
- * inputs still makes dx.  W_FULL, W_EMPTY guard W for dB; M_FULL and M_EMPTY guard W for dC.  No barrier is for all
- * warps.  A role that is done with a place begins the next place, whose copies have arrived meanwhile.  W keeps every
- * role within one place of the others.
- * REGISTERS per thread: pairs 144 (S 32, W 32, dS or C h^T 32).  The roles inputs and states 160 (dC or dB 64, product
- * 32, dy or x 16, or 32 as fp32; the neighbour's rows 32).  prepare 48.
+ * MBARRIERS are initialized once.  So stages, buffers and parities are counted over all places of a block.  FULL: the
+ * copies of a stage have arrived; if cp.async copied them, the readers first execute a fence for the asynchronous
+ * proxy.  EMPTY: pairs, inputs and states have read the stage.  STATE_MADE: states has advanced H or G in the stage, or
+ * has nothing to advance.  M_FULL, M_EMPTY: a buffer of M is full, or has been read.
+ * PLACES.  PLACE_FULL: the record of a place is written.  GROUP_FULL: B, C and OTHER are converted.  With one copy (N =
+ * 128), pairs, inputs and states convert one of these tiles each.  With two copies, GROUP_EMPTY means that they have
+ * been read.  SHARES_MADE: the powers of dC and dB are final.  This is so when the left operands of the last step
+ * exist, so pairs computes W while inputs still computes dx.  W_FULL and W_EMPTY guard W for dB; M_FULL and M_EMPTY
+ * guard W for dC.  No barrier includes all warps.  A role that has finished a place begins the next one, whose copies
+ * have arrived meanwhile.  The exchange of W keeps every role within one place of the others.
+ * REGISTERS per thread: pairs 144 (S 32, W 32, dS or C h^T 32).  inputs and states 160 (dC or dB 64, a product 32, dy
+ * or x 16, or 32 as fp32, and the neighbour's rows 32).  prepare 48.
  *
- * CODE.  A multiprocessor keeps 32 KB of instructions.  A longer loop is fetched again in every step, at 7.7 bytes per
- * clock on an H200.  Versions of this kernel with 58 and 45 KB take 8,300 and 6,000 clocks per step.  So inputs and
- * states share code, rare paths are branches, and other kernels do the work by token.  The code of a step has about 33
- * KB, with z 37 KB.  Above 32 KB, 100 instructions less save 2 to 6 %.  A version of 27 KB, with loops, is slower,
- * because the path of a step through its stage bounds it (docs/performance.md).
+ * CODE.  A multiprocessor caches 32 KB of instructions.  A longer loop is fetched again in every step, at 7.7 bytes per
+ * clock on an H200.  Versions of this kernel with 58 KB and 45 KB of code took 8,300 and 6,000 clocks per step.  So
+ * inputs and states share code, rare paths are branches, and other kernels compute the numbers of tokens.  The code of
+ * a step now takes about 33 KB, or 37 KB with z.  Above 32 KB, each 100 instructions cost 2 to 6 % of the time.  A
+ * version of 27 KB, with loops, was slower, because the latency of a step through its stage then limits it
+ * (docs/performance.md).
  *
- * NUMBERS.  In dS and M^T dy, x and dy are operands without conversion.  M has their type: bf16, in two terms in the
- * blocks on the diagonal, or f16 times powers of two.  For products with states, x and dy are f16 from registers, times
- * their decay and a power of two.  A token keeps its power over the heads as long as the power fits (StateShare), so
- * the products' accumulators sum dC and dB.  B, C: f16, a power per row.  h, G: as saved, with a power for 16 rows.
- * This power goes into the left operand or, where the 16 rows are columns, is applied after the product.  The state
- * that the chunk makes: exp(sum a) h is a product, too, with a diagonal left operand.
- * GATE.  With z, dy is f16 times a power of two for 16 rows, rounded once from fp32 (gate.cuh).  x keeps its type: in
- * dS, dy is two terms of bf16, which hold an f16 exactly.  M is f16.  chunk_factors_kernel puts the inverses of dy's
- * powers into the factors of rows t.
- * POWERS of M as f16: one for 16 columns s and a head (power_of_M()); U_s has the same power.
- * N > 128: launches of 128 columns, all with this kernel.  Each makes dB and dC of its columns.  The first launches
- * store their sum of dx in fp32, and the last launch adds its own.  chunk_times_kernel adds the sums by token of all
- * launches.
+ * NUMBERS.  In dS and M^T dy, x and dy are operands without conversion.  M has the same type: bf16, with two terms in
+ * the blocks on the diagonal, or f16 times powers of two.  In products with states, x and dy are converted to f16 in
+ * registers, times their decay and a power of two.  A token keeps its power from step to step as long as the power fits
+ * (StateShare).  So the accumulators of these products hold dC and dB.  B and C are f16, with a power for each row.  h
+ * and G are f16 as saved, with a power for 16 rows.  This power is multiplied into the left operand, or into the
+ * product if the 16 rows are its columns.  For the state of the neighbour's tokens, exp(sum a) h is a product, too,
+ * with a diagonal left operand.
+ * GATE.  With z, dy is f16 with a power of two for 16 rows (gate.cuh).  x keeps its type.  If x is bf16, dS takes dy as
+ * two terms of bf16, which hold an f16 number exactly.  M is f16.  chunk_factors_kernel multiplies the inverses of the
+ * powers of dy into the factors of rows t.
+ * POWERS.  If M is f16, it has a power for each 16 columns s and head (power_of_M()).  U_s has the same power.
+ * N > 128: every 128 columns have a launch of their own.  Each launch computes dB and dC of its columns.  All launches
+ * but the last store partial sums of dx in fp32.  chunk_times_kernel adds up the sums of tokens of all launches.
  *
- * PRODUCTS per step, clocks at full rate (N = 128, bf16): dS 128, M^T dy 256, C h^T, B G^T, dy h, x G 1024, the state
- * made 512, G h^T 256.
- * BYTES per token and head: as chunk_gradient_kernel, without dt and ddt; factors 45 read, sums 29 written per tile
- * (_tokens.cuh).  At N < 64 states have N columns: zeros beyond are not read.
- * CHAIN.  The kernel makes barriers and loads B and C, inputs of the call, without waiting for the previous kernel.
- * All other work waits.
- * grid: at most one block per multiprocessor; block 512.  Blocks take places in turn.  Places are numbered by [B, slots
- * of 128 tokens, G], two chunks each.  With z, if dy silu(z) lies in dx, a block takes both chunks of a slot one after
- * the other.  A block first loads its code from L2, which takes 8 us (on an H200) before its first step; it loads part
- * of the code again at each place.  Every sum has one fixed order, so results are deterministic. */
+ * PRODUCTS per step, clocks of the tensor cores at full rate (N = 128, bf16): dS 128, M^T dy 256, C h^T, B G^T, dy h
+ * and x G 1024 in all, the state of the neighbour's tokens 512, G h^T 256.
+ * BYTES per token and head: as chunk_gradient_kernel, without dt and ddt.  In addition factors 45 read, and sums 29
+ * written for each tile (_tokens.cuh).  If N < 64, states have N columns in memory; TMA fills the others with zeros.
+ * CHAIN.  The kernel initializes barriers and loads B and C without waiting for the previous kernel, because B and C
+ * are inputs of the call.  All other work waits.
+ * grid: at most one block per multiprocessor; block 512.  Blocks take places in turn.  Places are numbered as [B, slots
+ * of 128 tokens, G][2 chunks].  With z, if dy silu(z) lies in dx, a block takes both chunks of a slot one after the
+ * other.  On an H200, a block first loads its code from L2 for 8 us, and loads part of it again at each place.  Every
+ * sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_SM90_GRADIENTS_CUH
 #define GT_SSD_SM90_GRADIENTS_CUH
 
@@ -89,10 +94,10 @@
 namespace gt {
 namespace ssd {
 
-/* The roles inputs (0) and states (1) share this code: a step's product with a state, and dC or dB.  FULL says that
- * prepare has filled the stage.  STATE_MADE says that states has made its state, or has none to make.  In a second
- * chunk the state is h, which both roles read first.  In a first chunk the state is G.  inputs reads G first for N =
- * 128, else after dC.  inputs gives the stage back, by EMPTY, before it stores dx. */
+/* The roles inputs (which = 0) and states (which = 1) share this code: the products of a step with a state, and dC or
+ * dB.  Both roles wait for STATE_MADE before they read the state that states advances.  In a second chunk of a slot
+ * this is h, which both roles read first.  In a first chunk it is G.  inputs reads G first if N = 128, else after dC.
+ * inputs frees the stage before it stores dx. */
 template <class C>
 GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
     const WarpRows at(shfl_idx(warp_id(), 0));
@@ -112,7 +117,7 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
         if (me.tokens == 0) break;
         share = StateShare<C>();
         me.groups().wait_full(number);
-        if (C::M_HAS_POWER && !which) Ring<1, C::S_MADE>{smem}.wait_full(number); /* S_MOST */
+        if (C::M_HAS_POWER && !which) Ring<1, C::S_MADE>{smem}.wait_full(number); /* S_MOST is complete */
         GT_NO_UNROLL
         for (int step = 0; step < me.steps; step++) {
             const uint32_t n = me.in_stages(step), tiles = me.stage(step);
@@ -123,7 +128,7 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
             }
             const auto wait_for_state = [&] { me.states().wait_full(n); };
             if (which || me.second || C::PAIRS_MAKE_E) wait_for_state();
-            float product[8][4]; /* inputs: C h^T or, if pairs makes C h^T, B G^T; states: G h^T */
+            float product[8][4]; /* inputs: C h^T, or B G^T if pairs computes C h^T; states: G h^T */
             {
                 uint32_t a[4][4];
                 const uint32_t left = me.tile_of(C::PAIRS_MAKE_E ? C::B : C::C);
@@ -159,15 +164,17 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
     }
 }
 
-/* Called by all threads, once for all places.  Also writes zeros to M, because no role writes M's blocks with s > t. */
+/* All threads initialize the barriers, once for all places.  They also clear M, because no role writes the blocks of M
+ * with s > t. */
 template <class C>
 GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
     const int thread = thread_id();
-    typename C::Stages{smem}.init(thread, has_only_maps(p) ? 32 : 2 * C::WARPGROUP, /* one warp hands over */
+    typename C::Stages{smem}.init(thread, has_only_maps(p) ? 32 : 2 * C::WARPGROUP, /* one warp, or each thread twice */
                                   C::CONSUMER_THREADS);
     typename C::States{smem}.init(thread, C::WARPGROUP);
     typename C::Buffers{smem}.init(thread, C::WARPGROUP, C::WARPGROUP);
-    typename C::Groups{smem}.init(thread, C::GROUP_COPIES > 1 ? 96 : C::CONSUMER_THREADS, /* prepare, or multipliers */
+    typename C::Groups{smem}.init(thread, C::GROUP_COPIES > 1 ? 96 : C::CONSUMER_THREADS, /* three warps of prepare, or
+                                                                                           * the three other roles */
                                   C::CONSUMER_THREADS);
     typename C::Places{smem}.init(thread, 32);
     if (C::M_HAS_POWER) Ring<1, C::S_MADE>{smem}.init(thread, C::WARPGROUP);
@@ -179,7 +186,8 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
     sync_threads();
 }
 
-/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* For other architectures the kernel has no code and launch bounds of one warp.  Device::runs_sm90a finds out which
+ * code the device runs. */
 template <class T, int N, class D>
 GT_KERNEL(GT_SM90A ? 512 : 32, 1)
 chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {

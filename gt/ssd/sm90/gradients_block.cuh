@@ -1,6 +1,6 @@
-/* gt/ssd/sm90/gradients_block.cuh - the common parts of a block of chunk_gradient_hopper_kernel (gradients.cuh).  These
- * are records of tokens and sums in memory, the layout of shared memory, the current place, B and C as f16, the
- * warpgroup that prepares, and the rows of a warp. */
+/* gt/ssd/sm90/gradients_block.cuh - what all roles of chunk_gradient_hopper_kernel share (gradients.cuh): records of
+ * tokens and sums in memory, the layout of shared memory, the current place, B and C as f16, the role prepare, and the
+ * rows of a warp. */
 #ifndef GT_SSD_SM90_GRADIENTS_BLOCK_CUH
 #define GT_SSD_SM90_GRADIENTS_BLOCK_CUH
 
@@ -13,26 +13,29 @@
 namespace gt {
 namespace ssd {
 
-/* ---- records by token ------------------------------------------------------------------------------------------- */
+/* ---- records of tokens ------------------------------------------------------------------------------------------ */
 
-/* The record of a chunk and head, as offsets in floats; with z, the record of a chunk, head and tile.
+/* What chunk_factors_kernel stores for a chunk and head, as offsets in floats.  With z there is one record for each
+ * tile.
  *
- * First comes the part that the neighbour's step reads, too: each token's weight in the state that the neighbour makes.
- * The second chunk of a slot stores PRE as weights, the first chunk stores WEIGHTS = Delta SUF.  exp(sum a) follows
- * both, because the neighbour's step multiplies its old state by it.
+ * The first part serves the neighbour, too, which is the other chunk of the slot.  The neighbour advances a state
+ * through this chunk's tokens, with a weight for each token.  The weights are PRE if this chunk is the second one of
+ * the slot, and WEIGHTS = Delta SUF if it is the first.  After either array comes exp(sum a), by which the neighbour
+ * multiplies its old state.
  *
- * Next come the factors of mma/chunk.cuh.  DIAGONAL of a block of 16 tokens is one square of 8 x 8.  Its row t has
- * L_ts, s <= t, of the block's first half.  Its column t has L_ts, s < t, of the second half.  AFTER: exp(a of all
- * blocks after a block).
+ * Next come the factors of mma/chunk.cuh.  SQUARE replaces DIAGONAL: each block of 16 tokens has one square of 8 x 8.
+ * Row t of the square has L_ts, s <= t, of the block's first half.  Column t has L_ts, s < t, of the second half.
+ * AFTER: the decay of all blocks after a block.
  *
- * With POWERS, M is f16 and the record also holds the head's Dskip.  In addition it holds two numbers for each block of
- * 16 t: the inverse of dy's power, and b such that b * max|S| >= |M|.  Factors and weights of rows of dy then contain
- * the inverse of the rows' power. */
+ * With POWERS, M is f16, and the record also holds Dskip if it is per head.  For each block of 16 t it holds the
+ * inverse of the power of dy, and a bound b such that b * max|S| >= |M|.  The inverse is also multiplied into all
+ * factors and weights that apply to rows of dy. */
 template <bool POWERS>
 struct ChunkTokens {
     static constexpr int PRE = 0, KEPT = CHUNK, SKIP = KEPT + 1, GROWTH = KEPT + 2;
-    static constexpr int WEIGHTS = KEPT + 4, SUF = WEIGHTS; /* SUF until it is multiplied */
-    static constexpr int MADE_COUNT = CHUNK + 4;            /* from PRE or from WEIGHTS */
+    static constexpr int WEIGHTS = KEPT + 4, SUF = WEIGHTS; /* WEIGHTS overwrites SUF */
+    static constexpr int MADE_COUNT = CHUNK + 4;            /* floats that the neighbour reads, from PRE or from WEIGHTS
+                                                             * on */
     static constexpr int DY_INVERSE = 2 * MADE_COUNT, BOUND = DY_INVERSE + BLOCKS;
     static constexpr int OWN = POWERS ? BOUND + BLOCKS : DY_INVERSE; /* only the chunk's own step reads the rest */
     static constexpr int DELTA = OWN, U = DELTA + CHUNK, V = U + CHUNK, HALF = V + CHUNK, SQUARE = HALF + CHUNK;
@@ -40,56 +43,60 @@ struct ChunkTokens {
     static constexpr int AFTER = BETWEEN + 4, COUNT = AFTER + BLOCKS;
     static_assert(COUNT % 4 == 0 && WEIGHTS % 4 == 0, "copied by 16 bytes");
 
-    /* Float `at` is a factor of rows of dy: the number of their block of 16 rows; -1 if there are none. */
+    /* If the float at offset `at` applies to rows of dy, returns the index of their block of 16 rows; else returns
+     * -1. */
     GT_METHOD static int block_of_dy(int at) {
         if (at < KEPT) return at / BLOCK;
         if (at >= U && at < V) return (at - U) / BLOCK;
-        if (at >= HALF && at < SQUARE) /* its second half belongs to rows, the first to columns */
+        if (at >= HALF && at < SQUARE) /* HALF of a block's last 8 tokens applies to rows t, of the first 8 to columns
+                                        * s */
             return (at - HALF) % BLOCK < BLOCK / 2 ? -1 : (at - HALF) / BLOCK;
         return at >= SQUARE && at < BETWEEN ? (at - SQUARE) / 64 : -1;
     }
 };
 
-/* Sums of a slab, chunk, head and tile for da, ddt and dDskip, as offsets in floats.  In the sums for dDskip, dy still
- * has its powers.  PAIRS [i][k]: either Gamma of row k with block i of s, before k's block, or Gamma / Delta of column
- * k with block i + 1 of t, after k's block. */
+/* Sums for da, ddt and dDskip of a slab, chunk, head and tile, as offsets in floats.  In the sums for dDskip, dy still
+ * has its powers.  PAIRS [i][k] has one of two sums.  If block i is before k's block: Gamma of row k over s in block i.
+ * Otherwise: Gamma / Delta of column k over t in block i + 1, which is after k's block. */
 struct ChunkSums {
     static constexpr int PAIRS = 0, DIAGONAL = 3 * CHUNK;       /* [k] */
-    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* [t], [s] */
+    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* E: [t]; F: [s] */
     static constexpr int NEAR = F + CHUNK;                      /* [s]: Gamma / Delta over t in the block of s */
-    static constexpr int Z = NEAR + CHUNK, DSKIP_HEAD = Z + 4;  /* [4 warps]: <G, h>, without exp(sum a); <dy, x> */
-    static constexpr int DSKIP = DSKIP_HEAD + 4, COUNT = DSKIP; /* Dskip per channel: [4 warps][p] */
+    static constexpr int Z = NEAR + CHUNK, DSKIP_HEAD = Z + 4;  /* [4 warps] each.  Z: <G, h>, without exp(sum a);
+                                                                 * DSKIP_HEAD: <dy, x> */
+    static constexpr int DSKIP = DSKIP_HEAD + 4, COUNT = DSKIP; /* if Dskip is per channel: [4 warps][p] */
 };
 GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per_channel ? 4 * CHUNK : 0); }
 
-/* The sums overwrite the tokens' record from OWN on, if every tile has its own record and there is one slab.  They
- * replace factors that only the chunk's own step reads and has copied to shared memory by then.  With Dskip per channel
- * the sums extend beyond these factors. */
+/* If every tile has its own record and there is one slab, ChunkSums overwrite ChunkTokens from OWN on.  There,
+ * ChunkTokens has factors that only the chunk's own step reads.  The step has copied them to shared memory before it
+ * stores sums.  With Dskip per channel the sums are longer than these factors. */
 static_assert(ChunkTokens<false>::OWN + ChunkSums::COUNT <= ChunkTokens<false>::COUNT, "room for them");
 
-/* U has Delta as a factor, unless Delta is too small to divide out again. */
+/* The factor by which U is multiplied: Delta, unless Delta is too small to divide it out again. */
 constexpr float LEAST_DELTA = 0x1p-20f;
 GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delta : 1.0f; }
 
 /* ---- shared memory, and where a block stands -------------------------------------------------------------------- */
 
-/* Maps of 16-bit tensors for TMA.  States are [slot of a batch element and head][P][columns], in boxes of 64 rows p,
- * one panel each.  x and dy are [B][T][H P], in boxes of 64 tokens. */
+/* The parameters of the kernel, with tensor maps for TMA.  States have the shape [slot of a batch element and
+ * head][P][columns], and a box is a panel: 64 rows p by 64 columns.  x and dy have the shape [B][T][H P], and a box is
+ * 64 tokens by 64 rows p. */
 struct HopperGradientParams : ChunkGradientParams {
     TensorMap h_map, G_map, x_map, dy_map;
-    int has_h, has_G; /* 0: the map belongs to another tensor, and every box reads as zeros */
-    int has_rows;     /* x and dy have maps */
+    int has_h, has_G; /* 0: there are no states; the kernel then reads boxes outside the map, which are zeros */
+    int has_rows;     /* not 0: x and dy have maps */
     int heads, steps; /* heads of a group; steps of a place */
-    int clears;       /* set if sums of chunks that do not exist are cleared, because sums of several launches are added
-                       * as one */
-    int in_twos;      /* With z, dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes
-                  * both. */
-    int records, record_count, sums_count; /* of TokenParams */
-    float *tokens, *sums, *inverses;       /* of TokenParams; sums and inverses from this slab's first element on */
+    int clears;       /* not 0: partial sums of chunk slots without a chunk must be cleared, because reduce_rows() adds
+                       * all rows */
+    int in_twos;      /* not 0: g lies in the memory of dx; a first chunk reads g of the second, so one block takes
+                  * both */
+    int records, record_count, sums_count; /* as in TokenParams */
+    float *tokens, *sums, *inverses;       /* as in TokenParams; sums and inverses begin at this slab */
 };
 
-/* Whether a block takes a place (find_chunk()).  In packed sequences most places may have no chunk.  Places after the
- * last chunk count only if their sums must be cleared. */
+/* Whether blocks take a place (find_chunk()).  With packed sequences most places may have no chunk.  Blocks take places
+ * after the last chunk only if their sums must be cleared. */
 GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
     const Problem& in = p.in;
     const bool all = p.clears || !in.sequences.cu_seqlens;
@@ -99,7 +106,7 @@ GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
 template <class T_, int N_, class D_>
 struct HopperGradientTraits {
     using T = T_;
-    using D = D_;                                 /* type of dy in its tile, and of M: f16 with z
+    using D = D_;                                 /* the type of dy in its tile, and of M: T, or f16 with z
                                                    * (Problem::dy_inverses) */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMER_THREADS = 384, WARPGROUP = 128;
@@ -107,44 +114,46 @@ struct HopperGradientTraits {
     static constexpr int STAGES = N == 64 ? 3 : 2;
     static constexpr int GROUP_COPIES = N == 64 ? 2 : 1; /* copies of B, C and OTHER, which places use in turn */
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1, M_PANELS = 2;
-    static constexpr bool M_HAS_POWER = M_TERMS == 1; /* for 16 columns of a head: power_of_M() */
+    static constexpr bool M_HAS_POWER = M_TERMS == 1; /* M has a power for each 16 columns: power_of_M() */
     using Tokens = ChunkTokens<M_HAS_POWER>;
-    static constexpr bool PAIRS_MAKE_E = N > 64; /* else the inputs role makes E, since its products are shorter then */
-    static constexpr bool M_HAS_SKIP = std::is_same<T, bf16>::value; /* f16 would round the main part of dx */
-    /* bytes */
+    static constexpr bool PAIRS_MAKE_E = N > 64; /* the role that computes E: pairs, or inputs, whose products are short
+                                                  * if N = 64 */
+    static constexpr bool M_HAS_SKIP = std::is_same<T, bf16>::value; /* f16 M would round the main part of dx */
+    /* offsets and sizes in bytes */
     static constexpr int PANEL = CHUNK * 128, STATE = PANELS * PANEL;
     static constexpr int B = 0, C = B + STATE, OTHER = C + STATE; /* the neighbour's B or C */
     static constexpr int TILES = OTHER + STATE, STAGE0 = GROUP_COPIES * TILES;
-    static constexpr int X = 0, DY = X + PANEL, NEXT = DY + PANEL, H = NEXT + PANEL, G = H + STATE; /* of a stage */
+    static constexpr int X = 0, DY = X + PANEL, NEXT = DY + PANEL, H = NEXT + PANEL, G = H + STATE; /* in a stage */
     static constexpr int STAGE = G + STATE;
-    /* M: its terms, or W for dC and W for dB */
+    /* M: two buffers; a buffer has the terms of M, or W for dC and W for dB */
     static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_PANELS * PANEL;
     static constexpr int FLOATS = OUT + PANEL;
     /* offsets in floats from FLOATS on */
     static constexpr int COPIES = STAGES;
-    static constexpr int FACTORS = 0;                             /* [STAGES], of ChunkTokens */
-    static constexpr int MADE = FACTORS + COPIES * Tokens::COUNT; /* [STAGES]: weights and KEPT of the neighbour */
+    static constexpr int FACTORS = 0;                             /* [STAGES], each a ChunkTokens */
+    static constexpr int MADE = FACTORS + COPIES * Tokens::COUNT; /* [STAGES]: weights and KEPT of the neighbour's
+                                                                   * tokens */
     static constexpr int MADE_COPIES = COPIES, MADE_FLOATS = Tokens::MADE_COUNT;
     static constexpr int STATE_INVERSES = MADE + MADE_COPIES * MADE_FLOATS; /* [STAGES][h 4, G 4] */
     static constexpr int B_INVERSE = STATE_INVERSES + 8 * STAGES, C_INVERSE = B_INVERSE + CHUNK; /* [GROUP_COPIES] */
     static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK, INVERSES = 3 * CHUNK;
-    static constexpr int POWER = B_INVERSE + GROUP_COPIES * INVERSES; /* [2][64]: powers of dC and dB, at the end */
-    static constexpr int S_MOST = POWER + 2 * CHUNK; /* [2, for places in turn][blocks of s][blocks of t]: the largest
-                                                      * |S| */
+    static constexpr int POWER = B_INVERSE + GROUP_COPIES * INVERSES; /* [2][64]: powers of dC and dB, for W */
+    static constexpr int S_MOST = POWER + 2 * CHUNK; /* [2 places in turn][blocks of s][blocks of t]: the largest |S| */
     static constexpr int W_MOST = S_MOST + 2 * BLOCKS * BLOCKS, FLOATS_COUNT = W_MOST + 4;
-    /* mbarriers, in bytes */
+    /* offsets of mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
     static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, GROUP_FULL = M_EMPTY + 8 * M_BUFFERS;
     static constexpr int GROUP_EMPTY = GROUP_FULL + 8 * GROUP_COPIES;
     static constexpr int S_MADE = GROUP_EMPTY + 8 * GROUP_COPIES, SHARES_MADE = S_MADE + 8;
     static constexpr int W_FULL = SHARES_MADE + 8, W_EMPTY = W_FULL + 8, PLACE_FULL = W_EMPTY + 8;
-    /* Records of places, in a ring.  Copies run at most STAGES steps ahead of the readers of the oldest record. */
+    /* A ring of records of places.  PLACES is large enough, because the role prepare runs at most STAGES steps ahead of
+     * the readers of the oldest record. */
     static constexpr int PLACES = 8, PLACE_BYTES = 64;
     static constexpr int PLACE = (PLACE_FULL + 8 * PLACES + 15) / 16 * 16;
     static constexpr int SMEM = PLACE + PLACES * PLACE_BYTES;
     using Stages = Ring<STAGES, FULL, EMPTY>;
-    using States = Ring<STAGES, STATE_MADE>; /* free as its stage is */
+    using States = Ring<STAGES, STATE_MADE>; /* EMPTY of Stages also frees it */
     using Buffers = Ring<M_BUFFERS, M_FULL, M_EMPTY>;
     using Groups = Ring<GROUP_COPIES, GROUP_FULL, (GROUP_COPIES > 1 ? GROUP_EMPTY : NO_BARRIER)>;
     using Places = Ring<PLACES, PLACE_FULL>;
@@ -153,23 +162,24 @@ struct HopperGradientTraits {
     static_assert(FULL % 8 == 0 && SMEM <= 227 * 1024, "fits sm_90");
 };
 
-/* The rows of a place's chunk. */
+/* A place's chunk: its first token, batch element and number of tokens. */
 struct PlaceChunk {
     int64_t first;
     int b, tokens;
 };
 
-/* Place `number` of a block; find_place() has left its record in shared memory.  Stages, buffers of M and parities are
- * counted over all places of a block.  before: the number of steps of earlier places, modulo 2 * STAGES.  M_before: how
- * often M and W were handed on, modulo 4. */
+/* Place `number` of a block.  find_place() has written its record to shared memory.  Stages, buffers of M and parities
+ * are counted over all places of a block.  before: the number of steps of earlier places, modulo 2 * STAGES.  M_before:
+ * how often earlier places have handed M or W on, modulo 4. */
 template <class C>
 struct HopperBlock : ChunkPlace {
     float* sums; /* sums of step 0 */
     int sums_count;
     int number, before, M_before;
-    bool by_maps; /* x and dy come by TMA: every row of a box after the chunk's last token lies past the tensor's end */
+    bool by_maps; /* TMA loads x and dy; any rows of a box after the chunk's last token then lie past the tensor's end,
+                   * and become zeros */
 
-    /* Waits for the record.  After the last place a record has 0 tokens. */
+    /* Waits for the record.  A record with 0 tokens means that no place is left. */
     GT_METHOD HopperBlock(const HopperGradientParams& p, uint32_t first_byte, int place_number) : number(place_number) {
         this->smem = first_byte;
         this->warp = shfl_idx(warp_id(), 0);
@@ -189,12 +199,12 @@ struct HopperBlock : ChunkPlace {
     GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
     GT_METHOD uint32_t record() const { return this->smem + C::PLACE + number % C::PLACES * C::PLACE_BYTES; }
     GT_METHOD int place() const { return lds<int>(record() + 48); }
-    /* Reads the record again. */
+    /* Reads the record again, so that registers need not keep it. */
     GT_METHOD PlaceChunk chunk() const {
         const uint4 a = lds<uint4>(record());
         return {(int64_t)((uint64_t)a.y << 32 | a.x), (int)a.z, lds<int>(record() + 24)};
     }
-    /* The number of step 0 among the steps of all blocks. */
+    /* The index of step 0, counted over all steps of all chunk slots. */
     GT_METHOD int64_t first_step(const HopperGradientParams& p) const {
         return (this->row(p.slots) * p.in.H + this->g * p.heads) * p.in.tiles;
     }
@@ -205,14 +215,14 @@ struct HopperBlock : ChunkPlace {
     GT_METHOD typename C::Buffers buffers() const { return {this->smem}; }
     GT_METHOD typename C::Groups groups() const { return {this->smem}; }
     GT_METHOD typename C::WForStates W_for_states() const { return {this->smem}; }
-    /* in_stages(): the number of a step in stages() and states().  in_buffers(): the number of the step's M in
-     * buffers(), where W counts as M of one more step. */
+    /* in_stages(): the number by which stages() and states() count a step.  in_buffers(): the number by which buffers()
+     * counts the step's M.  W counts as the M of one more step. */
     GT_METHOD uint32_t in_stages(int step) const { return (uint32_t)(before + step); }
     GT_METHOD int in_buffers(int step) const { return M_before + step; }
     GT_METHOD int stage_of(int step) const { return in_stages(step) % C::STAGES; }
     GT_METHOD uint32_t stage(int step) const { return this->smem + C::STAGE0 + stage_of(step) * C::STAGE; }
     GT_METHOD int factor(int step, int offset) const { return C::FACTORS + stage_of(step) * C::Tokens::COUNT + offset; }
-    /* The inverse of the power of dy's rows in a block of 16; bf16 has no power. */
+    /* The inverse of the power of dy in a block of 16 rows.  bf16 has no power. */
     GT_METHOD float dy_inverse(int step, int block) const {
         if constexpr (!C::M_HAS_POWER) return 1.0f;
         return this->value(factor(step, C::Tokens::DY_INVERSE) + block);
@@ -221,29 +231,29 @@ struct HopperBlock : ChunkPlace {
     GT_METHOD uint32_t M(int step) const {
         return this->smem + C::M + in_buffers(step) % C::M_BUFFERS * C::M_PANELS * C::PANEL;
     }
-    /* tile_of(): the tile of B, C or OTHER.  inverses_of(): the inverses of the powers of its rows. */
+    /* tile_of(): address of the tile B, C or OTHER.  inverses(): offset of the inverses of its rows' powers. */
     GT_METHOD uint32_t tile_of(int offset) const { return this->smem + number % C::GROUP_COPIES * C::TILES + offset; }
     GT_METHOD int inverses(int offset) const { return number % C::GROUP_COPIES * C::INVERSES + offset; }
-    GT_METHOD int S_most(int block) const { /* computed at each use: kept over the steps, it would be spilled */
+    GT_METHOD int S_most(int block) const { /* computed at each use; otherwise the offset would be spilled */
         return C::S_MOST + (made_here(number) % 2 * BLOCKS + block) * BLOCKS;
     }
 };
 
-/* Named barriers, one for each warpgroup: pairs, inputs, states. */
+/* Named barriers of the warpgroups with the roles pairs, inputs and states. */
 enum { PAIRS_BARRIER = 1, INPUTS_BARRIER, MADE_BARRIER };
 
 /* ---- B and C ---------------------------------------------------------------------------------------------------- */
 
-/* Numbers of the tiles B, C and OTHER.  OTHER is the neighbour's B or C. */
+/* Indices of the tiles B, C and OTHER.  OTHER is the neighbour's B or C. */
 enum { TILE_B, TILE_C, TILE_OTHER };
 
-/* A warp's 16 rows of B, C or OTHER.  The warp loads them and stores them as f16 panels.  Each row has a power of two,
- * whose inverse is stored, too.  OTHER is also divided by WEIGHT_RANGE. */
+/* A warp's 16 rows of B, C or OTHER, in registers.  The warp loads them and stores them to panels as f16, with a power
+ * of two for each row.  The inverses of the powers are stored, too.  OTHER is also divided by WEIGHT_RANGE. */
 template <class C>
 struct PlaceRows {
     uint4 x[4][C::PANELS];
 
-    /* Calls take(exists, address, k, i) for every piece of the lane. */
+    /* Calls take(exists, address, k, i) for every piece of the lane: rows 4 k further, panel i. */
     template <class Take>
     GT_METHOD static void each(const Problem& in, const HopperBlock<C>& me, int tile, int part, const Take& take) {
         const bool is_B = tile == TILE_B || (tile == TILE_OTHER && me.second);
@@ -271,8 +281,8 @@ struct PlaceRows {
             if (exists) x[k][i] = ldg<uint4>(from);
         });
     }
-    /* Copies unconverted rows to the destination of store(), so that no registers wait for them.  The lane reads them
-     * again by find(). */
+    /* Starts to copy the rows, unconverted, to where store() puts them.  So no registers wait for the loads.  The lane
+     * then reads its pieces by find(). */
     GT_METHOD static void copy(const Problem& in, const HopperBlock<C>& me, int tile, int part) {
         each(in, me, tile, part, [&](bool exists, const uint16_t* from, int k, int i) {
             cp_async<16>(address(me, tile, part, k, i), exists ? static_cast<const void*>(from) : in.Bm,
@@ -306,7 +316,7 @@ struct PlaceRows {
     }
 };
 
-/* With one copy of B, C and OTHER, the three roles that multiply make one tile each. */
+/* If B, C and OTHER have one copy, the roles pairs, inputs and states call this function, each for one tile. */
 template <class C>
 GT_DEV void convert_group_rows(const Problem& in, const HopperBlock<C>& me, int tile) {
     if (me.tokens > 0 && (tile < TILE_OTHER || me.makes_state())) {
@@ -318,11 +328,11 @@ GT_DEV void convert_group_rows(const Problem& in, const HopperBlock<C>& me, int 
     me.groups().fill(me.number);
 }
 
-/* ---- the preparing warps: copies -------------------------------------------------------------------------------- */
+/* ---- the role prepare: copies ----------------------------------------------------------------------------------- */
 
-/* Copies a warp's 16 rows of x, of dy or of the neighbour's tokens.  A lane copies piece lane % 8 of row lane / 8 in
- * every four rows.  from: the lane's first piece; pitch: elements from row to row; rows, columns: the numbers that
- * exist; zeros follow. */
+/* Starts to copy a warp's 16 rows of x, dy or NEXT.  A lane copies piece lane % 8 of every fourth row, from row lane /
+ * 8 on.  from: the lane's first piece.  pitch: elements from row to row.  rows, columns: how many exist in the tile;
+ * the others become zeros. */
 GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
     const int lane = here(), row0 = 16 * warp + lane / 8, piece = lane % 8;
     const uint32_t address = tile + panel_at<128>(row0, piece);
@@ -334,12 +344,12 @@ GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pi
     }
 }
 
-/* A step's position in the tensors; advance() goes to the next step.  x, dy: used without maps; the lane's first row,
- * in elements. */
+/* Where a step's data lie in global memory.  advance() goes to the next step.  x, dy: offsets of the lane's first
+ * piece, used without maps. */
 template <class C>
 struct StepSource {
     int64_t x, dy;
-    const float* tokens; /* ChunkTokens of the head or of the tile */
+    const float* tokens; /* ChunkTokens of the head, or with z of the tile */
     int tile, head, slot;
 
     GT_METHOD void start(const HopperGradientParams& p, const HopperBlock<C>& me, int warp) {
@@ -353,9 +363,8 @@ struct StepSource {
         x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
     }
-    /* Starts all bulk copies of a step, by one warp.  These are h and G; x, dy and NEXT where they have maps; factors
-     * of the chunk and of its neighbour; the inverses of the powers of states and dy.  Missing states and rows become
-     * zeros. */
+    /* One warp starts all bulk copies of a step: h and G; x, dy and NEXT if they have maps; factors of the chunk and
+     * weights of the neighbour; the inverses of the states' powers.  Missing states and rows become zeros. */
     GT_METHOD void load(const HopperGradientParams& p, const HopperBlock<C>& me, int step, uint32_t full) const {
         const uint32_t stage = me.stage(step);
         GT_NO_UNROLL
@@ -382,13 +391,13 @@ struct StepSource {
         bulk_load(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))), p.inverses + (me.first_step(p) + step) * 8,
                   32, full);
     }
-    /* Bytes that load() copies. */
+    /* The number of bytes that load() copies. */
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
         return 2 * C::STATE + tiles * C::PANEL + 4 * C::Tokens::COUNT + 32 +
                (me.makes_state() ? 4 * C::Tokens::MADE_COUNT : 0);
     }
-    /* Without maps, starts the copies of a warp's rows of x, dy and NEXT. */
+    /* Without maps, starts to copy a warp's rows of x, dy and NEXT. */
     GT_METHOD void copy(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp, uint32_t stage) const {
         const Problem& in = p.in;
         const uint16_t *x_rows = static_cast<const uint16_t*>(in.x) + x,
@@ -422,8 +431,9 @@ struct StepSource {
 
 /* ---- powers ------------------------------------------------------------------------------------------------------ */
 
-/* The power of a block of 16 columns s of M.  M_ts is S_ts L_ts Delta_s, plus Dskip if t = s, times the inverse of
- * dy_t's power.  With this power no M_ts, t >= s, exceeds f16.  skip: 0 if Dskip is added elsewhere. */
+/* The power of M for the 16 columns s of a block.  M_ts is S_ts L_ts Delta_s, plus Dskip if t = s, times the inverse of
+ * the power of dy_t.  With this power, no M_ts with t >= s exceeds the range of f16.  skip: 0 if Dskip is added
+ * elsewhere. */
 template <class C>
 GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int block, float skip) {
     const float4 S = lds<float4>(me.address(me.S_most(block))),
@@ -432,10 +442,10 @@ GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int block, float ski
     return power_of(C::M_HAS_SKIP ? fma_rn(fabsf(skip), me.dy_inverse(step, block), most) : most);
 }
 
-/* ---- the preparing warps ---------------------------------------------------------------------------------------- */
+/* ---- the role prepare ------------------------------------------------------------------------------------------- */
 
-/* A block's first place, and the next place after `place`.  in_twos(): a block takes places in pairs; never if dy is
- * bf16. */
+/* in_twos(): whether a block takes places in pairs, both chunks of a slot; never if dy is bf16.  first_place(),
+ * next_place(): the block's first place, and the one after `place`. */
 template <class C>
 GT_DEV bool in_twos(const HopperGradientParams& p) {
     return C::M_HAS_POWER && p.in_twos;
@@ -449,9 +459,9 @@ GT_DEV int next_place(const HopperGradientParams& p, int place) {
     return place + (!in_twos<C>(p) ? grid_x() : place % 2 == 0 ? 1 : 2 * grid_x() - 1);
 }
 
-/* Finds the next place with a chunk and writes it to record `number`, or writes that none is left.  Clears the sums of
- * places without a chunk.  Called by one warp.  place: on entry the first place to look at, on return the place found.
- * before, M_before: see HopperBlock. */
+/* One warp finds the next place with a chunk and writes record `number`.  If no place is left, the record gets 0
+ * tokens.  The warp clears the sums of places without a chunk.  place: on entry the first place to check, on return the
+ * place found.  before, M_before: see HopperBlock. */
 template <class C>
 GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number, int& place, int before, int M_before) {
     ChunkPlace me = {};
@@ -477,12 +487,13 @@ GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number,
     typename C::Places{smem}.fill(number);
 }
 
-/* True if all places have maps, so that one warp makes all copies of rows. */
+/* Whether TMA loads x and dy of all places, so that one warp starts all copies. */
 GT_DEV bool has_only_maps(const HopperGradientParams& p) { return p.has_rows && !p.in.sequences.cu_seqlens; }
 
-/* Starts a step's copies as soon as its stage is free, and does not wait for them.  If all places have maps, warp 0
- * alone does this and arrives at FULL.  Otherwise each thread arrives twice, once by its cp_async.  Warp 0 finds the
- * places.  If B, C and OTHER have two copies, the other warps make those of the next place. */
+/* The role prepare.  It starts the copies of a step as soon as the stage is free, and does not wait for them to arrive.
+ * If all places have maps, only warp 0 copies and arrives at FULL.  Otherwise all threads copy, and each arrives twice,
+ * once by its cp.async.  Warp 0 also finds the places.  If B, C and OTHER have two copies, warps 1 to 3 convert these
+ * tiles of the next place. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
     const int warp = shfl_idx(warp_id(), 0) - C::CONSUMER_THREADS / 32;
@@ -517,7 +528,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
             }
         if (alone && warp > 0) continue;
         StepSource<C> source;
-        wait_for_chain(); /* h, G and their powers; factors */
+        wait_for_chain(); /* for h, G, their powers, and the factors of tokens */
         source.start(p, me, warp);
         GT_NO_UNROLL
         for (int step = 0; step < me.steps; step++) {
@@ -539,8 +550,8 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
 
 /* ---- rows of a warp, operands ----------------------------------------------------------------------------------- */
 
-/* The rows of a warp in its warpgroup: 16 rows of every product, from 16 warp on.  A lane has rows row and row + 8, and
- * columns 2 j, 2 j + 1 of every 8 columns. */
+/* A warp's rows of a product: 16 rows, from 16 warp on, where warp is the index in the warpgroup.  A lane has rows
+ * `row` and row + 8, and columns 2 j and 2 j + 1 of every 8 columns. */
 struct WarpRows {
     int warp, g, j, row;
     uint32_t address0;
@@ -552,24 +563,24 @@ struct WarpRows {
         row = 16 * warp + g;
         address0 = panel_at<128>(16 * warp + lane % 16, lane / 16);
     }
-    /* The lane's address for ldmatrix_x4 or stmatrix_x4 of the warp's rows, pieces 0 and 1 of a panel.  The address of
-     * pieces 2 i, 2 i + 1 is this one ^ 32 i.  It is computed at each use: kept over the steps, all addresses would
-     * take too many registers. */
+    /* The lane's address for ldmatrix_x4 or stmatrix_x4, for the warp's rows and pieces 0 and 1 of a panel.  For pieces
+     * 2 i and 2 i + 1, the address is addresses() ^ 32 i.  Each use computes the address again, because keeping all of
+     * them would take too many registers. */
     GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)panel) + address0; }
 };
 
 template <class C>
-GT_DEV uint64_t rows_operand(uint32_t tile) { /* elements of a row along k */
+GT_DEV uint64_t rows_operand(uint32_t tile) { /* k runs along a row */
     return wgmma_tile<128, Major::K>(tile, C::PANEL);
 }
 
 template <class C>
-GT_DEV uint64_t columns_operand(uint32_t tile) { /* rows along k */
+GT_DEV uint64_t columns_operand(uint32_t tile) { /* k runs down the rows */
     return wgmma_tile<128, Major::MN>(tile, C::PANEL);
 }
 
 template <class C>
-GT_DEV uint64_t along_row(uint64_t operand, int k) { /* k: in 16 */
+GT_DEV uint64_t along_row(uint64_t operand, int k) { /* k: counts 16 elements */
     return wgmma_step(operand, k_bytes<128, Major::K>(16 * k, C::PANEL));
 }
 
@@ -578,7 +589,7 @@ GT_DEV uint64_t down_rows(uint64_t operand, int k) {
     return wgmma_step(operand, k_bytes<128, Major::MN>(16 * k, C::PANEL));
 }
 
-/* c = left right^T over all N columns of two tiles of 64 rows. */
+/* c = left right^T, for two tiles of 64 rows and N columns. */
 template <class C>
 GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
     const uint64_t a = rows_operand<C>(left), b = rows_operand<C>(right);
@@ -586,33 +597,32 @@ GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
     for (int k = 0; k < C::N / 16; k++) wgmma<f16>(c, along_row<C>(a, k), along_row<C>(b, k), k > 0);
 }
 
-/* Dskip if the head has one number, else 0.  Also 0 in launches that store a partial sum of dx.  With powers, Dskip
- * lies in the stage. */
+/* Returns Dskip if it is per head, else 0.  Launches that store a partial sum of dx have no Dskip and get 0.  With
+ * powers, Dskip lies in the stage. */
 template <class C>
 GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
     if constexpr (C::M_HAS_POWER) return p.in.Dskip ? me.value(me.factor(step, C::Tokens::SKIP)) : 0.0f;
     return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
 }
 
-/* Waits until the copies of a step by prepare_role() have arrived.  Makes data of cp_async visible to the asynchronous
- * proxy. */
+/* Waits until the copies of a step have arrived.  Makes data of cp.async visible to the asynchronous proxy. */
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
     me.stages().wait_full(me.in_stages(step));
-    if (!me.by_maps) fence_async_proxy(); /* not for maps: the fence also waits for stores of the last step's sums */
+    if (!me.by_maps) fence_async_proxy(); /* not with maps: the fence also waits for stores of sums */
 }
 
-/* out[row], out[row + 8] <- sums of x over the four lanes of a row. */
+/* Adds x[0] and x[1] over the four lanes of a row, and stores the sums to out[row] and out[row + 8]. */
 GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
     reduce_scatter<2, 4, 1>(x, at.j);
     if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
 }
-GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) { /* in shared memory */
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) { /* out: in shared memory */
     reduce_scatter<2, 4, 1>(x, at.j);
     if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
 }
 
-/* E_t = <pre dy_t, h C_t>. */
+/* Computes E_t = <pre_t dy_t, h C_t> and stores it to the step's sums.  Ch: C h^T. */
 template <class C>
 GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, const float (&Ch)[8][4]) {
     using E = Element<typename C::D>;
@@ -639,13 +649,13 @@ GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, cons
     store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
 }
 
-/* Stores the warp's rows of 64 columns through a panel, in pieces of 16 bytes.  to: row 0; rows, columns: the numbers
- * that exist. */
+/* Stores the warp's 16 rows of 64 columns to global memory.  They pass through a panel, so that stores are 16 bytes
+ * wide.  to: row 0 of the panel.  rows, columns: how many exist. */
 template <class T>
 GT_DEV void store_panel(const WarpRows& at, uint32_t panel, const float (*x)[4], uint16_t* to, int64_t pitch, int rows,
                         int columns) {
     const uint32_t addresses = at.addresses(panel);
-    const int lane = here(); /* addresses kept over the steps would not fit in registers */
+    const int lane = here(); /* computed again, because registers cannot keep the addresses over the steps */
     store_accumulators<4>(
         x, [&](int i) { return addresses ^ 32 * i; }, Element<T>::pack);
     sync_warp();
@@ -661,7 +671,7 @@ GT_DEV void store_panel(const WarpRows& at, uint32_t panel, const float (*x)[4],
         if (4 * i < left) stg<uint4>(to, values[i]);
         to += 4 * pitch;
     }
-    sync_warp(); /* before the next */
+    sync_warp(); /* before the panel is written again */
 }
 
 } /* namespace ssd */

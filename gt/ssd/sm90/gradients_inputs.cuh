@@ -1,12 +1,12 @@
-/* gt/ssd/sm90/gradients_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the warpgroup
- * that makes dC and dx.  In a step, sums_role() makes dC += pre dy h and B G^T, for N = 64 with E beside dC.  Then
- * these functions follow; they read tiles in the stage and M of the pairs' warpgroup:
+/* gt/ssd/sm90/gradients_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the role
+ * inputs, which computes dC and dx.  In a step, sums_role() first computes dC += pre dy h and B G^T, and for N = 64
+ * also E.  Then it calls these functions, which read tiles in the stage and M of the role pairs:
  *
  *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy.
- *     add_input_share()  N > 128: adds dx of the launches for other columns.
- *     store_inputs()     dx to memory, in rows.
- * F goes to the step's sums in memory, from which chunk_times_kernel makes da and ddt.  M has Delta as a factor, and a
- * head's Dskip on its diagonal if M_HAS_SKIP; otherwise Dskip dy is added here. */
+ *     add_input_share()  N > 128: adds partial sums of dx of the launches for other columns.
+ *     store_inputs()     stores dx by rows.
+ * F goes to the step's sums in memory, from which chunk_times_kernel computes da and ddt.  M has Delta as a factor.
+ * With M_HAS_SKIP, Dskip is on the diagonal of M if it is per head.  Otherwise these functions add Dskip dy. */
 #ifndef GT_SSD_SM90_GRADIENTS_INPUTS_CUH
 #define GT_SSD_SM90_GRADIENTS_INPUTS_CUH
 
@@ -15,7 +15,7 @@
 namespace gt {
 namespace ssd {
 
-/* <x_s, U_s> of a lane's rows. */
+/* The lane's part of <x_s, U_s> for its rows s = at.row and at.row + 8. */
 template <class T>
 GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], float (&sums)[2]) {
     const uint32_t addresses = at.addresses(tile);
@@ -35,7 +35,7 @@ GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], f
     sums[0] += odd[0], sums[1] += odd[1];
 }
 
-/* dx += Dskip dy.  of_head: Dskip of the head, if there is one number per head. */
+/* dx += Dskip dy, for Dskip per head.  of_head: Dskip of the step's head. */
 template <class C>
 GT_DEV void add_skip(const HopperBlock<C>& me, const WarpRows& at, int step, float of_head, float (&dx)[8][4]) {
     using E = Element<typename C::D>;
@@ -53,7 +53,7 @@ GT_DEV void add_skip(const HopperBlock<C>& me, const WarpRows& at, int step, flo
     }
 }
 
-/* add_skip() with Dskip per channel.  It also makes the sums of dy x for dDskip, in which dy still has its power. */
+/* add_skip() for Dskip per channel.  It also stores sums of dy x for dDskip; in these sums dy still has its power. */
 template <class C>
 GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                               float (&dx)[8][4]) {
@@ -87,15 +87,15 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>
 template <class C>
 GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                          const float (&dx)[8][4]) {
-    const PlaceChunk chunk = me.chunk(); /* read again here: kept over the steps it would not fit in registers */
+    const PlaceChunk chunk = me.chunk(); /* read again here, because registers cannot keep it over the steps */
     const int p0 = me.p0(p, step);
     uint16_t* const to =
         static_cast<uint16_t*>(p.dx) + gt::offset_of(p.dx_stride, chunk.b, chunk.first, me.head(p, step)) + p0;
     store_panel<typename C::T>(at, me.smem + C::OUT, dx, to, p.dx_stride.t, chunk.tokens, p.in.P - p0);
 }
 
-/* Adds to dx the partial sums of earlier launches, with all loads in flight at once, and stores the sum for later
- * launches.  Sums are ordered by place, step and, in fours, thread. */
+/* Adds to dx the partial sums of earlier launches.  All of these loads are in flight at once.  Stores the new sums if
+ * later launches follow.  Layout: [place][step][8][thread of the warpgroup] float4. */
 template <class C>
 GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step, float (&dx)[8][4]) {
     const int64_t place = me.place();
@@ -114,10 +114,9 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
     for (int n = 0; n < 8; n++) stg<float4>(share + n * C::WARPGROUP, {dx[n][0], dx[n][1], dx[n][2], dx[n][3]});
 }
 
-/* Makes U, F and dx of a step; B G^T becomes U.  It reads G, x and dy of the stage, DELTA and WEIGHTS of the factors,
- * and V and AFTER for tokens without Delta; prepare has filled these.  In the checkpoint's first chunk, states has made
- * G.  M comes from pairs, times power_of_M().  This power may be too large for U; then U gets a smaller power.  M^T dy
- * keeps its own power and is then overstated.  That does no harm: M^T dy is at most 2^36 beside up to 2^70. */
+/* Computes U, F and dx of a step.  U: on entry B G^T, not yet complete.  M comes from the role pairs and is scaled by
+ * power_of_M().  If this power is too large for U, U gets a smaller power.  M^T dy then keeps its own power and so
+ * counts too much.  This does no harm, because M^T dy is at most 2^36, while such a U may reach 2^70. */
 template <class C>
 GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                         float (&U)[8][4]) {
@@ -135,7 +134,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
         by_G[e] = me.value(me.factor(step, C::Tokens::WEIGHTS) + s);
     }
     const bool any_tiny = warp_any(factor_of_U(delta[0]) != delta[0] || factor_of_U(delta[1]) != delta[1]);
-    if (any_tiny) { /* then SUF cannot be made from WEIGHTS, so it is V AFTER */
+    if (any_tiny) { /* then WEIGHTS / Delta does not give SUF, so SUF is computed as V AFTER */
         const float after = me.value(me.factor(step, C::Tokens::AFTER) + at.warp);
         GT_UNROLL
         for (int e = 0; e < 2; e++)
@@ -147,8 +146,8 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
     Power M[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
     if constexpr (C::M_HAS_POWER) {
         M[0] = M[1] = power_of_M(me, step, at.warp, skip);
-        const float G = largest_of(G_inverse) * (C::N * 0x1p30f); /* the bound holds since no element of B exceeds 2^14,
-                                                                   * and no element of the state 2^16 */
+        const float G = largest_of(G_inverse) * (C::N * 0x1p30f); /* the bound holds because no element of B exceeds
+                                                                   * 2^14, and no element of the state 2^16 */
         if (warp_any(!(fmaxf(fabsf(by_G[0]), fabsf(by_G[1])) * (G * M[0].value) <= 0x1p70f))) {
             GT_UNROLL
             for (int e = 0; e < 2; e++) {

@@ -1,12 +1,14 @@
-/* gt/ssd/sm90/gradients_pairs.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the warpgroup
- * that makes pairs (t, s) of tokens.  S and the sum of W over the heads stay in registers.
+/* gt/ssd/sm90/gradients_pairs.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the role pairs,
+ * whose warpgroup computes the matrices of pairs (t, s) of tokens.  S and W, which is a sum over all steps, stay in
+ * registers.
  *     once       make_all_S()             S = C B^T.
  *     per step   make_dS()                dS = dy x^T, from tiles in the stage.
- *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, to shared memory; for bf16, a head's Dskip
- *                                         is added on M's diagonal; Gamma = dS S L Delta.
- *                store_pair_sums()        row, column and diagonal sums of Gamma, from which chunk_times_kernel makes
- *                                         da and ddt; for N = 128 meanwhile C h^T, and its store_E().
- *     at the end store_all_W()            W to shared memory, for dC and dB.
+ *                make_pairs_of_rows()     W += dS L Delta.  M = S L Delta, to shared memory; with bf16, Dskip per head
+ *                                         is added on its diagonal.  Gamma = dS S L Delta.
+ *                store_pair_sums()        row, column and diagonal sums of Gamma, from which chunk_times_kernel
+ *                                         computes da and ddt.  For N = 128, C h^T runs meanwhile, and store_E()
+ *                                         follows.
+ *     last       store_all_W()            W to shared memory, for dC and dB.
  * In wgmma's layout a lane has rows 16 warp + lane / 4 and + 8 of a product, and columns 8 n + 2 (lane % 4) and + 1. */
 #ifndef GT_SSD_SM90_GRADIENTS_PAIRS_CUH
 #define GT_SSD_SM90_GRADIENTS_PAIRS_CUH
@@ -16,15 +18,15 @@
 namespace gt {
 namespace ssd {
 
-typedef float Pairs64[8][4]; /* products of a warp: 16 rows t, all s */
+typedef float Pairs64[8][4]; /* accumulators of a product: the warp's 16 rows t, all s */
 
 /* The warp's blocks of pairs: warp i has i blocks left of the diagonal and the block on the diagonal.  The diagonal
- * block is separate, so that the same code serves it in all four warps. */
+ * block has its own array, so that the same code serves it in all four warps. */
 struct PairBlocks {
     float left[3][2][4], diagonal[2][4];
 };
 
-/* The block on the diagonal. */
+/* Takes the block on the diagonal from a product. */
 GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal)[2][4]) {
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
@@ -33,8 +35,8 @@ GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal
     }
 }
 
-/* Clears the pairs with s > t in the halves of the diagonal block: of S at a place's start, of W at its end.  For these
- * pairs SQUARE holds L of other pairs, so they must be zero. */
+/* Clears the pairs with s > t inside the two halves of the diagonal block.  For these pairs, SQUARE has L of other
+ * pairs.  So S is cleared at the start of a place, and W at its end. */
 GT_DEV void clear_later(const WarpRows& at, float (&diagonal)[2][4]) {
     GT_UNROLL
     for (int e = 0; e < 2; e++)
@@ -67,7 +69,7 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks&
         for (int block = 0; block < BLOCKS; block++) most[block] = fmaxf(most[block], shfl_xor(most[block], mask));
     }
     GT_UNROLL
-    for (int block = 0; block < BLOCKS; block++) /* no pairs lie to the right */
+    for (int block = 0; block < BLOCKS; block++) /* blocks to the right of the diagonal do not count */
         if (lane_id() == 0) sts<float>(me.address(me.S_most(block) + at.warp), block <= at.warp ? most[block] : 0.0f);
     take_diagonal(S, at, blocks.diagonal);
     clear_later(at, blocks.diagonal);
@@ -75,9 +77,9 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks&
     for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
 }
 
-/* A lane's terms of a step's sums.  diagonal: Gamma of the block on the diagonal.  near: sums of Gamma / Delta over
- * that block's rows.  dot: <dy_t, x_t> of the lane's token, if the lane has one.  For the blocks left of the diagonal,
- * rows has sums of Gamma over columns, [i][t, t + 8]; columns has sums of Gamma / Delta over rows, [8 columns][2]. */
+/* A lane's terms of a step's sums.  In the block on the diagonal: diagonal has Gamma, near has sums of Gamma / Delta
+ * over rows, and dot is <dy_t, x_t> if the lane has t = s.  In blocks left of the diagonal: rows has sums of Gamma over
+ * columns, [block][t, t + 8]; columns has sums of Gamma / Delta over rows, [8 columns][2]. */
 struct PairSums {
     float diagonal[2][4], near[4], dot, rows[8], columns[16];
 };
@@ -92,13 +94,13 @@ GT_DEV void halve(float (&v)[V], bool upper, int mask) {
     }
 }
 
-/* Makes the step's sums.  They are chains of shuffles, 55 clocks each, so their steps interleave.  Calls between() when
- * most registers of the sums are free again. */
+/* Adds the step's sums over lanes and stores them.  Each sum is a chain of shuffles with 55 clocks of latency each, so
+ * the code interleaves the chains.  It calls between() when most registers of the sums are free again. */
 template <class Between>
 GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, float* sums, const Between& between) {
     const int j = at.j, g = at.g;
-    /* sum_{t>=k>s} for 16 k: first the sums over s < k, in the four lanes of a row */
-    float pairs[4], next[4], far[4], v[8] = {}; /* [2 e + n]: t = g + 8 e, s = 8 n ... */
+    /* sum over t >= k > s, for the block's 16 k: first the sums over s < k, by the four lanes of a row */
+    float pairs[4], next[4], far[4], v[8] = {}; /* [2 e + n]: t = g + 8 e, s in the n-th half of the block */
     GT_UNROLL
     for (int i = 0; i < 4; i++) pairs[i] = x.diagonal[i % 2][i / 2 * 2] + x.diagonal[i % 2][i / 2 * 2 + 1];
     GT_UNROLL
@@ -132,18 +134,18 @@ GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, floa
     halve<1>(v, g & 1, 4);
     halve<2>(x.columns, g & 1, 4);
     x.dot += shfl_xor(x.dot, 4);
-    /* number g of v, columns 8 g + 2 j and + 1, of block row j */
+    /* the lane now holds v[g], columns 8 g + 2 j and + 1, and rows of block j */
     const int first = 16 * at.warp + 8 * (g / 2 % 2) + 2 * j + g % 2;
     sums[(g < 4 ? ChunkSums::DIAGONAL : ChunkSums::NEAR) + first] = v[0];
     if (has_dots && lane_id() == 0) sums[ChunkSums::DSKIP_HEAD + at.warp] = x.dot;
-    if (g < 2 * at.warp) /* the columns before the warp's rows */
+    if (g < 2 * at.warp) /* these columns lie before the warp's rows */
         stg<float2>(sums + ChunkSums::PAIRS + CHUNK * (at.warp - 1) + 8 * g + 2 * j, {x.columns[0], x.columns[1]});
     if (j >= at.warp) return;
     sums[ChunkSums::PAIRS + CHUNK * j + at.row] = x.rows[0];
     sums[ChunkSums::PAIRS + CHUNK * j + at.row + 8] = x.rows[1];
 }
 
-/* Packs a tile of 8 columns of M: f16 times a power of two, or bf16 in one or two terms. */
+/* Packs 8 columns of M, as f16 times a power of two, or as one or two terms of bf16.  n: half of the block. */
 template <class T, bool TWO_TERMS>
 GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
     GT_UNROLL
@@ -159,8 +161,8 @@ GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], u
     }
 }
 
-/* From dS of a step: adds to W, makes Gamma and its sums, and makes M.  With PAIRS_MAKE_E, C h^T then runs into dS.  S:
- * from make_all_S().  L is a product of the step's factors (ChunkTokens), which chunk_factors_kernel has made. */
+/* From dS of a step, adds to W, and computes M, Gamma and its sums.  With PAIRS_MAKE_E, C h^T overwrites dS.  L is a
+ * product of the step's factors in ChunkTokens. */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                                float skip, const PairBlocks& S, Pairs64& dS, PairBlocks& W) {
@@ -170,10 +172,10 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     PairSums sums = {};
     const uint32_t M_addresses = at.addresses(me.M(step));
     const float U0 = me.value(factors + Tokens::U + t), U1 = me.value(factors + Tokens::U + t + 8);
-    float power_of_lane = 1.0f; /* power of M for block lane % 4 of columns */
+    float power_of_lane = 1.0f; /* power of M for the columns of block lane % 4 */
     if constexpr (C::M_HAS_POWER) power_of_lane = power_of_M(me, step, j, skip).value;
     const auto power = [&](int block) { return C::M_HAS_POWER ? shfl_idx(power_of_lane, block) : 1.0f; };
-    { /* this block comes first, so that its registers are free for the other blocks */
+    { /* the block on the diagonal comes first, so that its registers are free for the other blocks */
         const int first = 16 * at.warp;
         float diagonal[2][4];
         take_diagonal(dS, at, diagonal);
@@ -198,7 +200,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
                 sums.near[2 * n + e % 2] += x;
                 sums.diagonal[n][e] = x * by;
                 M[e] = SL * by;
-                if (C::M_HAS_SKIP && e / 2 == n) M[e] += at.g == 2 * j + e % 2 ? skip_here : 0.0f; /* t = s */
+                if (C::M_HAS_SKIP && e / 2 == n) M[e] += at.g == 2 * j + e % 2 ? skip_here : 0.0f; /* only if t = s */
             }
             pack_M<D, true>(M, power_here, n, hi, lo);
         }
@@ -209,7 +211,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
                                        : 0.0f;
     }
     GT_UNROLL
-    for (int i = 0; i < 3; i++) { /* blocks of s */
+    for (int i = 0; i < 3; i++) { /* i: block of s */
         if (i >= at.warp) continue;
         const float power_here = power(i);
         uint32_t hi[4], lo[4];
@@ -220,7 +222,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
             const int s = 16 * i + 8 * n + 2 * j;
             const float2 v = lds<float2>(me.address(factors + Tokens::V + s));
             const float2 delta = lds<float2>(me.address(factors + Tokens::DELTA + s));
-            float M[4], gamma[4]; /* the latter without Delta */
+            float M[4], gamma[4]; /* gamma: without Delta */
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 const float L = u[e / 2] * (e % 2 ? v.y : v.x), x = dS[2 * i + n][e], by = e % 2 ? delta.y : delta.x;
@@ -241,7 +243,8 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     me.buffers().fill(me.in_buffers(step));
     store_pair_sums(at, sums, p.dskip && !p.in.skip_per_channel, me.step_sums(step), [&] {
         if (!C::PAIRS_MAKE_E) return;
-        /* A second chunk has made its h.  A first chunk makes no h, but waits, too, so that it misses no phase. */
+        /* In a second chunk, h comes from the role states.  A first chunk does not need that, but waits, too, so that
+         * it misses no phase of the barrier. */
         me.states().wait_full(me.in_stages(step));
         wgmma_fence();
         multiply_rows<C>(dS, me.tile_of(C::C), me.stage(step) + C::H);
@@ -249,7 +252,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     });
 }
 
-/* Waits until the old contents of the buffer of M or W are read.  Before a place's first M, the old contents are an M,
+/* Waits until the old contents of a buffer of M or W have been read.  For a place's first M, these contents are an M,
  * not W. */
 template <class C>
 GT_DEV void wait_for_buffer(const HopperBlock<C>& me, int step) {
@@ -257,15 +260,15 @@ GT_DEV void wait_for_buffer(const HopperBlock<C>& me, int step) {
     if (step > 0) me.W_for_states().wait_free(me.number);
 }
 
-/* Stores the sum of W over the heads as f16 in two tiles, with rows t.  The first tile has W_ts times the inverse of
- * B_s and the power of dC's row t.  The second tile has W_ts times the inverse of C_t and the power of dB's row s.
- * POWER holds the powers of the sums; dC's powers are lowered as W requires. */
+/* Stores W, the sum over all steps, as f16 in two tiles with rows t.  The first tile has W_ts times the inverse of B_s
+ * and the power of row t of dC.  The second tile has W_ts times the inverse of C_t and the power of row s of dB.  POWER
+ * holds the powers of dC and dB.  If W needs smaller powers for dC, they replace those in POWER. */
 template <class C>
 GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
     clear_later(at, blocks.diagonal);
     Pairs64 W;
     GT_UNROLL
-    for (int i = 0; i < 32; i++) { /* zeros lie to the right */
+    for (int i = 0; i < 32; i++) { /* blocks to the right of the diagonal are 0 */
         const int block = i / 8;
         const float left = block < 3 ? blocks.left[block < 3 ? block : 0][i / 4 % 2][i % 4] : 0.0f;
         W[i / 4][i % 4] = block == at.warp ? blocks.diagonal[i / 4 % 2][i % 4] : left;
@@ -293,7 +296,7 @@ GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, PairBlocks
         const float sum = me.value(C::POWER + at.row + 8 * e), most = power_of(of_dC[e]).value;
         power[e] = sum < most ? sum : most;
     }
-    bar_sync(PAIRS_BARRIER, C::WARPGROUP); /* W_MOST */
+    bar_sync(PAIRS_BARRIER, C::WARPGROUP); /* W_MOST is complete */
     if (at.j == 0) {
         sts<float>(me.address(C::POWER + at.row), power[0]);
         sts<float>(me.address(C::POWER + at.row + 8), power[1]);
@@ -320,7 +323,7 @@ GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, PairBlocks
     }
 }
 
-/* W of a place. */
+/* After the last step of a place: stores W and hands it on. */
 template <class C>
 GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& W) {
     wait_for_buffer(me, me.steps);
@@ -332,15 +335,16 @@ GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, PairBlock
     if constexpr (C::GROUP_COPIES > 1) me.groups().free(me.number);
 }
 
-/* Before CUDA 13, ptxas makes all products of this kernel wait for each other if the first product of a loop may
- * overwrite its sum.  With those compilers the first product adds to zeros instead. */
+/* Before CUDA 13, ptxas serializes all products of this kernel if the first product of a loop overwrites its
+ * accumulators.  With these compilers, the first product adds to zeros instead. */
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 13
 constexpr bool ADDS_TO_ZEROS = true;
 #else
 constexpr bool ADDS_TO_ZEROS = false;
 #endif
 
-/* Makes dy x^T; dy has its rows' powers.  If x is bf16 and dy f16, dy is split exactly into two terms of bf16. */
+/* dS = dy x^T, where dy still has its powers.  If x is bf16 and dy f16, dy is split into two terms of bf16, which is
+ * exact. */
 template <class C>
 GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pairs64& dS) {
     using T = typename C::T;
@@ -361,7 +365,7 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
             for (int n = 0; n < 8; n++) dS[n][0] = dS[n][1] = dS[n][2] = dS[n][3] = 0.0f;
         }
         GT_NO_UNROLL
-        for (int k = 0; k < 4; k++) { /* 16 columns each; not unrolled, because the code of a step must be short */
+        for (int k = 0; k < 4; k++) { /* 16 columns at a time; not unrolled, because the code of a step must be short */
             uint32_t hi[4], lo[4];
             ldmatrix_x4(hi, addresses ^ 32 * k);
             GT_UNROLL
@@ -380,12 +384,12 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
     }
 }
 
-/* Waits of a step:
+/* The barriers that the role pairs waits for in a step:
  *     FULL                 prepare has filled the stage.
- *     STATE_MADE           N = 128: states has made the state that C h^T reads.
- *     M_EMPTY              inputs has read the old M of the buffer.
- * M_FULL hands M on, and EMPTY gives the stage back.  Waits at the end of a place:
- *     SHARES_MADE          the sums of dC and dB keep their powers.
+ *     STATE_MADE           N = 128: states has advanced the h that C h^T reads.
+ *     M_EMPTY              inputs has read the old M in the buffer.
+ * The role then fills M_FULL to hand M on, and frees the stage by EMPTY.  At the end of a place it waits for:
+ *     SHARES_MADE          the powers of dC and dB are final.
  *     M_EMPTY, W_EMPTY     inputs and states have read W of the previous place.
  * M_FULL and W_FULL hand W on to inputs and states. */
 template <class C>
@@ -398,7 +402,7 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
         if (number > 0) {
             const HopperBlock<C> last(p, smem, number - 1);
             finish_pairs(last, at, W);
-            if (C::GROUP_COPIES == 1) { /* until C is no longer read */
+            if (C::GROUP_COPIES == 1) { /* waits until the roles no longer read C */
                 last.buffers().wait_freed(last.in_buffers(last.steps));
                 last.W_for_states().wait_freed(last.number);
             }
@@ -409,14 +413,14 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
         me.groups().wait_full(number);
         make_all_S(me, at, S);
         if (C::M_HAS_POWER) {
-            Ring<1, C::S_MADE>{smem}.fill(number); /* S_MOST */
+            Ring<1, C::S_MADE>{smem}.fill(number); /* S_MOST is complete */
             Ring<1, C::S_MADE>{smem}.wait_full(number);
         }
         W = {};
         GT_NO_UNROLL
         for (int step = 0; step < me.steps; step++) {
             float skip = 0.0f;
-            if (C::M_HAS_SKIP && !C::M_HAS_POWER) skip = skip_of_head(p, me, step); /* on its way meanwhile */
+            if (C::M_HAS_SKIP && !C::M_HAS_POWER) skip = skip_of_head(p, me, step); /* overlaps with the wait */
             wait_for_rows(me, step);
             Pairs64 dS;
             make_dS(me, at, step, dS);
@@ -425,7 +429,7 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
             make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
             if constexpr (C::PAIRS_MAKE_E) {
                 wgmma_wait<0>();
-                wgmma_pin(dS); /* C h^T */
+                wgmma_pin(dS); /* dS now holds C h^T */
                 store_E(me, at, step, dS);
             }
             sync_warp();

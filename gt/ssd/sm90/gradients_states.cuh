@@ -1,9 +1,10 @@
-/* gt/ssd/sm90/gradients_states.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the warpgroup
- * that makes dB and the state between the checkpoint's two chunks.  A step:
+/* gt/ssd/sm90/gradients_states.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the role
+ * states, whose warpgroup computes dB and the state between the slot's two chunks.  In a step:
  *
- *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens.
- *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da.
- * Between these two, sums_role() makes dB += Delta suf x G and G h^T. */
+ *     make_hopper_state()     advances h for the second chunk, or G for the first, through the tokens of the other
+ *                             chunk.
+ *     store_Z()               stores <G, h>, the sum of the diagonal of G h^T, as Z of da.
+ * Between these two, sums_role() computes dB += Delta suf x G, and G h^T. */
 #ifndef GT_SSD_SM90_GRADIENTS_STATES_CUH
 #define GT_SSD_SM90_GRADIENTS_STATES_CUH
 
@@ -12,10 +13,11 @@
 namespace gt {
 namespace ssd {
 
-/* Makes left operands of the chunk's state, for the warp's 16 rows p and all t: NEXT times the tokens' weights times
- * the inverses of OTHER's powers.  The weights are WEIGHTS of a first chunk, PRE of a second chunk.  Returns the factor
- * of the warp's rows of the old state.  Operands and factor contain a power of two, which brings the sums into f16's
- * range.  The inverse of this power replaces the old rows' inverse. */
+/* Computes left operands of make_hopper_state() for the warp's 16 rows p and all tokens t of the neighbour.  They are
+ * NEXT times the tokens' weights and the inverses of the powers of OTHER.  The neighbour stores WEIGHTS if it is a
+ * first chunk, and PRE if it is a second chunk.  Returns the factor of the warp's rows in the old state.  Operands and
+ * factor contain a power of two, which brings the sums into the range of f16.  The inverse of this power overwrites the
+ * inverse of the old rows. */
 template <class C>
 GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {
     using E = Element<typename C::T>;
@@ -23,7 +25,7 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
     const int lane = lane_id(), weights = me.made_cell(step);
     const uint32_t address = panel_at<128>(lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2);
     const uint32_t inverse = me.address(C::STATE_INVERSES + 8 * (me.stage_of(step)) + (me.second ? 0 : 4) + at.warp);
-    float x[4][4][2], sums[2] = {}; /* rows p g and g + 8; columns t */
+    float x[4][4][2], sums[2] = {}; /* x: rows p = g and g + 8, columns t; sums: over a row */
     const auto take = [&](auto element) {
         using L = decltype(element);
         GT_UNROLL
@@ -60,7 +62,8 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
     float most = fmaxf(sums[0], sums[1]);
     GT_UNROLL
     for (int mask = 4; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
-    /* the bound holds since no element of B or C exceeds 2^14 / WEIGHT_RANGE, and no element of the state 2^16 */
+    /* The bound holds because no element of B or C exceeds 2^14 / WEIGHT_RANGE, and no element of the state exceeds
+     * 2^16. */
     const float kept = me.value(weights + CHUNK) * lds<float>(inverse);
     const Power power = power_of(fma_rn(kept, 0x1p16f, most * (0x1p14f / WEIGHT_RANGE)));
     GT_UNROLL
@@ -73,8 +76,8 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
     return kept * power.value;
 }
 
-/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, in place.  For h the rows are the neighbour's x, with
- * B; for G its dy, with C. */
+/* Advances h or G through the neighbour's tokens, in place: state <- exp(sum a) state + sum_t weight_t left_t
+ * right_t^T.  For h, left is x and right is B of the neighbour; for G, left is dy and right is C. */
 template <class C>
 GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int step) {
     const int j = at.j;
@@ -104,7 +107,7 @@ GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int 
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(sums);
-        bar_sync(MADE_BARRIER, C::WARPGROUP); /* the panel is read */
+        bar_sync(MADE_BARRIER, C::WARPGROUP); /* all warps have read the panel */
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             uint32_t words[4];
@@ -119,7 +122,7 @@ GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int 
     fence_async_proxy();
 }
 
-/* The warp's share of <G, h>, from the diagonal of G h^T. */
+/* Stores the warp's part of <G, h>, which is the sum of its diagonal elements of G h^T. */
 template <class C>
 GT_DEV void store_Z(const HopperBlock<C>& me, const WarpRows& at, int step, const float (&Gh)[8][4]) {
     float sum = 0.0f;

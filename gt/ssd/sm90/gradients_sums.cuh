@@ -1,12 +1,12 @@
-/* gt/ssd/sm90/gradients_sums.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): a warp's rows,
- * operands of wgmma from tiles, and dC and dB.  Two warpgroups sum dC and dB over the heads, one of them each:
+/* gt/ssd/sm90/gradients_sums.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): dC and dB.  The
+ * role inputs sums dC over the heads, and the role states sums dB:
  *
- *     per step   make_left()     dy pre or x Delta suf as f16, 64 x 64 in registers, from the stage.
- *                add_left()      sum += left h or left G, the right operand in the stage.
- *                store_E()       E_t = <pre_t dy_t, h C_t>, by the warpgroup that has C h^T (PAIRS_MAKE_E), to the sums
- *                                in memory, from which chunk_times_kernel makes da.
- *     at the end add_W()         sum += W B or W^T C, with W from the pairs' warpgroup.
- *                store_share()   rows to memory */
+ *     per step   make_left()     dy pre or x Delta suf as f16, 64 x 64, from the stage to registers.
+ *                add_left()      sum += left h or left G; the right operand lies in the stage.
+ *                store_E()       E_t = <pre_t dy_t, h C_t>, by the role that has C h^T (PAIRS_MAKE_E).  It goes to the
+ *                                step's sums in memory, from which chunk_times_kernel computes da.
+ *     last       add_W()         sum += W B or W^T C; W comes from the role pairs.
+ *                store_share()   stores the rows */
 #ifndef GT_SSD_SM90_GRADIENTS_SUMS_CUH
 #define GT_SSD_SM90_GRADIENTS_SUMS_CUH
 
@@ -17,7 +17,7 @@ namespace ssd {
 
 /* ---- dC and dB -------------------------------------------------------------------------------------------------- */
 
-/* dC (0) or dB (1); each row has a power of two. */
+/* A warp's 16 rows of dC (which = 0) or dB (which = 1), in accumulators.  Each row has a power of two. */
 template <class C>
 struct StateShare {
     float sum[C::N / 8][4], power[2];
@@ -31,7 +31,7 @@ struct StateShare {
     }
 };
 
-/* Loads a left operand from the warpgroup's rows of a panel.  A lane gets the same pairs as from a product. */
+/* Loads the warp's rows of a panel as a left operand.  A lane gets the elements that it would have in accumulators. */
 GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
     const uint32_t addresses = at.addresses(tile);
     GT_UNROLL
@@ -62,8 +62,9 @@ GT_DEV void magnitudes_of(const uint32_t (&a)[4][4], float (&most)[2]) {
     }
 }
 
-/* Makes a step's left operand: dy times pre (0), or x times Delta suf (1), times the inverses of the state's powers,
- * times the row's power.  Where dy and x differ in type, only their conversion has two branches. */
+/* Computes a step's left operand: dy times pre for dC, or x times Delta suf for dB.  Each element is multiplied by the
+ * inverse of the state's power and by the power of its row in share.  If dy and x differ in type, only the conversion
+ * has two branches. */
 template <class C>
 GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
                       uint32_t (&a)[4][4]) {
@@ -74,7 +75,7 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
     if (std::is_same<typename C::T, typename C::D>::value || which) {
         magnitudes_of<typename C::T>(a, most);
         widen<typename C::T>(a, x);
-    } else { /* the powers of gate_kernel bound dy */
+    } else { /* gate_kernel has scaled dy to at most 2^14 */
         widen<typename C::D>(a, x);
         most[0] = most[1] = 0x1p14f;
     }
@@ -86,11 +87,11 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
         most[e] = fmaxf(most[e], shfl_xor(most[e], 1));
         most[e] = fmaxf(most[e], shfl_xor(most[e], 2));
         const float magnitude = most[e] * fabsf(decay[e]) * largest; /* Delta may be below 0 */
-        /* power times largest is finite, for zeros, too; so is the product of both with a decay above 1 (growth) */
+        /* the second bound keeps power times largest finite even for rows of zeros, and also if a decay is above 1 */
         bound[e] = fmaxf(magnitude, fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
     }
-    if (warp_any(grows)) { /* makes room for a growth by eight */
+    if (warp_any(grows)) { /* lowers the power so that magnitudes may grow by 8 before the next change */
         wgmma_pin(share.sum);
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
@@ -120,7 +121,8 @@ GT_DEV void add_left(const HopperBlock<C>& me, int step, int which, StateShare<C
     for (int k = 0; k < 4; k++) wgmma<f16, Major::MN>(share.sum, a[k], down_rows<C>(state, k));
 }
 
-/* Publishes the powers of the sums, which then stay fixed to the end of the place, because W is made with them. */
+/* Publishes the powers of dC or dB for the role pairs, which scales W by them.  They stay fixed until the end of the
+ * place. */
 template <class C>
 GT_DEV void hand_powers_on(const HopperBlock<C>& me, const WarpRows& at, int which, const StateShare<C>& share) {
     if (at.j == 0) {
@@ -169,8 +171,9 @@ GT_DEV void add_W(const HopperBlock<C>& me, const WarpRows& at, int which, State
     if constexpr (C::GROUP_COPIES > 1) me.groups().free(me.number);
 }
 
-/* Stores the rows of dC, through OUT, or of dB, through the panel of W that no warp reads any more.  Afterwards this
- * panel has the zeros that M needs. */
+/* Stores the rows of dC, which pass through OUT, or of dB, which pass through the panel of W for dB.  No warp reads
+ * this panel any more.  If M has two terms, the function then clears the panel, because M needs zeros above the
+ * diagonal. */
 template <class C>
 GT_DEV void store_share(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int which,
                         StateShare<C>& share, const float (&inverse)[2]) {

@@ -1,15 +1,18 @@
-/* gt/ssd/sm90/gradients_tokens.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the work by
- * token, in two kernels of its own, so that chunk_gradient_hopper_kernel has no code for it.
- *     chunk_factors_kernel   Runs before chunk_gradient_hopper_kernel.  It makes Delta and decay factors, which with z
- *                            include the inverses of dy's powers.  It also gathers the inverses of the states' powers;
- *                            without z only this part waits for earlier kernels.
- *     chunk_times_kernel     Runs after chunk_gradient_hopper_kernel.  From the sums that the latter stored, it makes
- *                            da, ddt, and partial sums of dA, ddt_bias and dDskip.
- * A warp has a chunk and head; a lane has tokens 2 lane, 2 lane + 1.  Blocks take places in turn.  Places are numbered
- * by [B, slots of 128 tokens, two chunks, ceil(H / 8)]; in packed sequences blocks take existing places only.
- * grid: at most TOKEN_BLOCKS per multiprocessor, block 256.  shared: chunk_factors_kernel 20.5 KB, with POWERS 20.8;
- * chunk_times_kernel none.  Bytes per token and head: factors 41 written, 45 read by the chunks; sums 29 written and
- * read per tile, 45 with Dskip per channel; dt read twice.  Every sum has one fixed order, so results are
+/* gt/ssd/sm90/gradients_tokens.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): two kernels
+ * that compute numbers for each token, so that chunk_gradient_hopper_kernel needs no code for them.
+ *     chunk_factors_kernel   Runs before chunk_gradient_hopper_kernel.  It computes Delta and decay factors; with z,
+ *                            the inverses of the powers of dy are multiplied into these factors.  It also collects the
+ *                            inverses of the powers of h and G.  Without z, only this second part waits for earlier
+ *                            kernels.
+ *     chunk_times_kernel     Runs after chunk_gradient_hopper_kernel.  From the sums that this kernel stored, it
+ *                            computes da, ddt, and partial sums of dA, ddt_bias and dDskip.
+ * A warp has a chunk and head, and a lane has tokens 2 lane and 2 lane + 1.  Here a place is a chunk and 8 heads;
+ * blocks take places in turn.  Places are numbered as [B, slots of 128 tokens, two chunks, ceil(H / 8)].  With packed
+ * sequences, blocks take only existing places.
+ * grid: at most TOKEN_BLOCKS per multiprocessor, block 256.  shared memory: chunk_factors_kernel 20.5 KB, with POWERS
+ * 20.8 KB; chunk_times_kernel none.
+ * Bytes per token and head: factors 41 written, and 45 read by chunk_gradient_hopper_kernel; sums 29 for each tile,
+ * written and read, or 45 with Dskip per channel; dt read twice.  Every sum has one fixed order, so results are
  * deterministic. */
 #ifndef GT_SSD_SM90_GRADIENTS_TOKENS_CUH
 #define GT_SSD_SM90_GRADIENTS_TOKENS_CUH
@@ -26,7 +29,7 @@ struct TokenWarp {
     bool second;
 };
 
-/* The number of places.  In packed sequences the places with tokens come first. */
+/* The number of places.  With packed sequences, places with tokens come first, and only these count. */
 GT_DEV int64_t token_places(const TokenParams& p) {
     const Problem& in = p.chunk.in;
     const int64_t rows = in.sequences.cu_seqlens ? used_slots(in.sequences, CHECKPOINT) * 2 : p.rows;
@@ -48,8 +51,8 @@ GT_DEV TokenWarp find_token_warp(const TokenParams& p, int64_t place) {
     return me;
 }
 
-/* Stores a record to memory: one copy without POWERS; with POWERS p.records copies, one per tile, each with the powers
- * of dy of its tile. */
+/* Stores a record to memory.  Without POWERS there is one copy.  With POWERS there are p.records copies; with z each
+ * copy has the powers of dy of its own tile. */
 template <bool POWERS>
 GT_DEV void store_record(const TokenParams& p, const TokenWarp& me, uint32_t record, float largest) {
     using Tokens = ChunkTokens<POWERS>;
@@ -58,7 +61,7 @@ GT_DEV void store_record(const TokenParams& p, const TokenWarp& me, uint32_t rec
     float* to = p.tokens + (me.row * in.H + me.h) * p.records * p.record_count;
     if constexpr (!POWERS) {
         for (int i = lane; i < Tokens::COUNT / 4; i += 32) stg<float4>(to + 4 * i, lds<float4>(record + 16 * i));
-        sync_warp(); /* the record is no longer read */
+        sync_warp(); /* all lanes have read the record */
         return;
     }
     const float most = largest * lds<float>(record + 4 * Tokens::GROWTH);
@@ -80,7 +83,7 @@ GT_DEV void store_record(const TokenParams& p, const TokenWarp& me, uint32_t rec
             const float by = block < 0 ? 1.0f : part_of(dy, block);
             stg<float4>(to + 4 * i, {four.x * by, four.y * by, four.z * by, four.w * by});
         }
-        sync_warp(); /* the record is no longer read */
+        sync_warp(); /* all lanes have read the record */
     }
 }
 
@@ -102,7 +105,8 @@ GT_DEV void make_chunk_factors(const TokenParams& p, const TokenWarp& me) {
         for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
     }
     make_factors<SUM_FACTORS | SQUARE_FACTORS | (POWERS ? GROWTH_FACTOR : 0), Tokens>(record, values, in.A[me.h]);
-    const auto pair = [&](int offset) { return lds<float2>(record + 4 * (offset + 2 * lane)); }; /* the lane's own */
+    const auto pair = [&](int offset) { return lds<float2>(record + 4 * (offset + 2 * lane)); }; /* the lane's two
+                                                                                                  * tokens */
     const float2 suf = pair(Tokens::SUF);
     sts<float2>(record + 4 * (Tokens::WEIGHTS + 2 * lane), {values[0] * suf.x, values[1] * suf.y});
     if (lane % 8 == 7) sts<float>(record + 4 * (Tokens::AFTER + lane / 8), suf.y);
@@ -118,7 +122,7 @@ GT_DEV void make_chunk_factors(const TokenParams& p, const TokenWarp& me) {
     store_record<POWERS>(p, me, record, largest);
 }
 
-/* Gathers the inverses of the powers of a chunk's states: of h, then of G. */
+/* Collects the inverses of the powers of a chunk's h and G, for each tile and slab. */
 GT_DEV void gather_inverses(const TokenParams& p, const TokenWarp& me) {
     const Problem& in = p.chunk.in;
     const int64_t slot = (me.b * in.H + me.h) * p.chunk.slots + me.slot;
@@ -133,11 +137,11 @@ GT_DEV void gather_inverses(const TokenParams& p, const TokenWarp& me) {
     }
 }
 
-/* Only the powers of the states and of dy come from earlier kernels; the rest of this kernel runs beside these. */
+/* Only the powers of the states and of dy come from earlier kernels.  The rest of this kernel overlaps with them. */
 template <bool POWERS>
 GT_KERNEL(32 * TOKEN_WARPS, 5)
 chunk_factors_kernel(const GT_GRID_CONSTANT TokenParams p) {
-    release_chain(); /* early, because blocks of the chunks' kernel take long to begin */
+    release_chain(); /* early, because blocks of chunk_gradient_hopper_kernel take long to begin */
     const int64_t places = token_places(p);
     const auto each = [&](const auto& make) {
         GT_NO_UNROLL
@@ -184,17 +188,17 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
         }
         float2 columns = {0.0f, 0.0f}, here = sums_from(E);
         GT_UNROLL
-        for (int k = 0; k < 3; k++) { /* Gamma_ts for s in an earlier block than k */
+        for (int k = 0; k < 3; k++) { /* Gamma_ts with s in block k, which is earlier than the block of the token */
             const float2 row = sums_from(k < block ? pairs[k] : float2{0.0f, 0.0f});
             if (k < block)
                 here = plus(here, row);
             else
                 columns = plus(columns, pairs[k]);
         }
-        /* Gamma_ts for s in the block of k and t in a later block */
+        /* Gamma_ts with s in the token's block and t in a later block */
         here = plus(here, sums_before<8>({columns.x * values.x, columns.y * values.y}));
-        here = plus(here, diagonal); /* both in the block of k */
-        /* <x, U>: the part of pairs, and the part of G */
+        here = plus(here, diagonal); /* Gamma_ts with both in the token's block */
+        /* <x, U>: the part from pairs, and the part from G */
         direct = plus(direct, plus(plus(columns, near), {f.x / by.x, f.y / by.y}));
         here = plus(
             here, sums_before<32>({by.x == values.x ? f.x : f.x * values.x, by.y == values.y ? f.y : f.y * values.y}));
@@ -225,7 +229,7 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
         const int t = 2 * lane + i;
         const float da_t = i ? da.y : da.x, direct_t = i ? direct.y : direct.x;
         if (t >= me.tokens) continue;
-        /* multiplies the slope first, because the sum without it may overflow */
+        /* multiplies each term by the slope first, because the sum of the bare terms may overflow */
         const float slope = delta[i].slope;
         float ddt = fma_rn(slope * A, da_t, slope * direct_t);
         if (slope == 0.0f) ddt = 0.0f;
@@ -236,7 +240,8 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
     dA = warp_sum(dA);
     dbias = warp_sum(dbias);
     if (lane > 0) return;
-    for (int slab = 0; slab <= last; slab++) { /* rows of all slabs are added */
+    for (int slab = 0; slab <= last; slab++) { /* reduce_rows() adds the rows of all slabs, so only the first gets the
+                                                * sums */
         const int64_t to = (slab * p.rows + me.row) * in.H + h;
         if (c.dA) c.dA[to] = slab ? 0.0f : dA;
         if (c.dbias) c.dbias[to] = slab ? 0.0f : dbias;

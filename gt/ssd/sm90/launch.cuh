@@ -1,4 +1,5 @@
-/* gt/ssd/sm90/launch.cuh - ssd on compute capability 9.0: launches, each for one slab of columns unless noted. */
+/* gt/ssd/sm90/launch.cuh - launches the kernels of ssd for compute capability 9.0.  A launch takes one slab of columns
+ * (SLAB in problem.cuh) unless noted. */
 #ifndef GT_SSD_SM90_LAUNCH_CUH
 #define GT_SSD_SM90_LAUNCH_CUH
 
@@ -38,7 +39,8 @@ static gt_status launch_forward_maps(const HopperForwardParams& all, const Devic
     return p.in.z ? with(std::integral_constant<int, GATED>()) : with(std::integral_constant<int, UNGATED>());
 }
 
-/* With 128 columns per warpgroup, registers suffice for one kernel that serves calls with and without z. */
+/* If a warpgroup has at most 128 columns of states, one kernel serves calls with and without z, because registers
+ * suffice. */
 template <class T, int NP, int UNITS>
 static gt_status launch_forward_hopper_with(const TensorParams& all, const ForwardChoice& choice, const Device& device,
                                             Chain& chain) {
@@ -79,7 +81,7 @@ static gt_status launch_forward_hopper(const TensorParams& all, const ForwardCho
     });
 }
 
-/* For 16-bit activations, with all columns in one launch. */
+/* Launches forward for 16-bit activations.  One launch takes all columns. */
 static inline gt_status launch_forward_hopper_units(const TensorParams& p, const ForwardChoice& choice,
                                                     const Device& device, Chain& chain) {
     return with_size<1, 2, 4>(choice.units, [&](auto count) {
@@ -138,7 +140,7 @@ static gt_status launch_states_hopper(const StatesParams& states, int units, int
                 return run("ssd states_hopper_kernel", states_hopper_kernel<T, Tile::NP, COUNT, typename Tile::L>,
                            blocks, Tile::THREADS, Tile::BYTES, chain, p);
             };
-            /* element type of the left operand in the reverse pass, with z */
+            /* the type of the left operand: f16 in a reverse pass with z */
             using L = typename std::conditional<REVERSE, f16, T>::type;
             return REVERSE && in.dy_inverses ? with(L()) : with(T());
         });
@@ -162,7 +164,7 @@ static inline gt_status gate_rows(const Problem& in, const GatedRows& g, const G
     });
 }
 
-/* Makes dz of the elements that are lost when dz is made from y.  h: the checkpoints of h. */
+/* Computes dz of the elements that gate_kernel could not compute from y.  h: the checkpoints of h. */
 static inline gt_status make_lost_rows(const Problem& in, const GateGradient& gradient, const Checkpoints& h,
                                        const Device& device, Chain& chain) {
     LostParams p = {in, gradient, h, chunk_slots(in.sequences, CHECKPOINT), 0};
@@ -177,7 +179,7 @@ static inline gt_status make_lost_rows(const Problem& in, const GateGradient& gr
 
 /* ---- gradients -------------------------------------------------------------------------------------------------- */
 
-/* Blocks of a kernel of sm90/gradients_tokens.cuh. */
+/* The number of blocks of a kernel in sm90/gradients_tokens.cuh. */
 static inline int64_t token_blocks(const TokenParams& p, const Device& device) {
     const int64_t places = p.rows * ((p.chunk.in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
     const int64_t room = (int64_t)TOKEN_BLOCKS * device.multiprocessors;
@@ -202,7 +204,7 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
                                              const Choice& choice, const Device& device, Chain& chain) {
     const int64_t pairs = all.in.sequences.B * all.slots * all.in.G, places = 2 * pairs, room = device.multiprocessors;
     const int64_t most = choice.gates_in_dx ? pairs : places, blocks = most < room ? most : room;
-    if (blocks == 0) return GT_OK; /* no tensors */
+    if (blocks == 0) return GT_OK; /* the call has no chunks */
     if (places > INT32_MAX - 2 * room)
         return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks exceed a grid", (long long)places);
     HopperGradientParams p;
@@ -218,7 +220,7 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
     gt_status status = map_states(&p.h_map, p.h, p.in, p.slots, TILE_P);
     if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots, TILE_P);
     p.has_rows = choice.chunks_by_map;
-    p.x_map = p.dy_map = p.h_map; /* not read unless there are maps of rows */
+    p.x_map = p.dy_map = p.h_map; /* kernels read these maps only if has_rows */
     if (status == GT_OK && p.has_rows) status = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in);
     if (status == GT_OK && p.has_rows) status = map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in);
     if (status != GT_OK) return status;

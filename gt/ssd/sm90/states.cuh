@@ -1,52 +1,53 @@
-/* gt/ssd/sm90/states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that make states alone, for
- * 16-bit activations.  They compute the same as states_tensor_kernel, forward and reverse.
+/* gt/ssd/sm90/states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that compute only states, for
+ * 16-bit activations.  They compute the same as states_tensor_kernel (mma/states.cuh), forward and reverse.
  *
  * A unit is 64 rows of a head's state (mma/state.cuh).  A block has UNITS units of one group.  It takes a segment chunk
- * by chunk, 64 tokens each.  "left" is x; in reverse it is dy, or with z dy silu(z) of gate.cuh: f16, with a power of
- * two for 16 rows.  "right" is B; in reverse it is C.
+ * by chunk, 64 tokens each.  In a forward pass, left is x and right is B.  In a reverse pass, left is dy and right is
+ * C.  With z, left in reverse is dy silu(z), which gate.cuh has stored as f16 with a power of two for 16 rows.
  *
  * WARPGROUPS
- *     producer     The last warpgroup.  It copies left and right of later chunks by cp.async.  One warp per unit makes
- *                  the tokens' weights and the chunk's decay; with z, the weights include the inverse powers of left.
- *                  dt and these inverses arrive in registers one chunk ahead (UnitTimes), so the warps wait for copies
- *                  alone.  The producer waits for the previous kernel in two cases: the call's sequences are ranked
- *                  (Problem::order), or that kernel makes left.  A lane also waits before it writes a segment's decay.
- *                  Consumers that read nothing of previous kernels do not wait either (is_apart).
+ *     producer     The last warpgroup.  It copies left and right of later chunks by cp.async.  One warp per unit
+ *                  computes the tokens' weights and the chunk's decay.  With z, the weights include the inverse powers
+ *                  of left.  dt and these inverses arrive in registers one chunk ahead (UnitTimes), so the warps wait
+ *                  only for copies.  The producer waits for the previous kernel in two cases: the call ranks its
+ *                  sequences (Problem::order), or that kernel computes left.  A lane also waits before it writes a
+ *                  segment's decay.  Consumers wait unless they read only the caller's tensors (is_apart()).
  *     consumers    Two warpgroups with half of the units each, or one warpgroup with one unit.  States stay in
- *                  registers in the layout of accumulators, 16 rows per warp.  For each chunk they compute v_t =
- *                  weight_t left_t from transposed loads; v is the left operand, in registers.  Then H <- E H + sum_t
- *                  v_t right_t^T,  64 x N x 64.
+ *                  registers in the layout of accumulators, 16 rows per warp.  For each chunk they load left transposed
+ *                  and compute v_t = weight_t left_t, the left operand, in registers.  Then H <- E H + sum_t v_t
+ *                  right_t^T, 64 x N x 64.
  *
- * NUMBERS.  right is an operand in shared memory, without conversion.  With bf16, v is two terms of bf16, hi + lo: 16
- * bits over all of fp32's range, for two products.  With f16, v is one term with a power of two per warp, made from a
- * row's largest sum of magnitudes.  Tensor cores round sums towards zero, so the sum of 64 tokens starts at zero, and
- * an fp32 addition adds it to the state.
- *     The states are fp32.  A unit has one power, 1 or more, that keeps the weights at most 1; so v does not overflow
- *     where Delta is large.  The power changes if a chunk's largest weight exceeds it, or is 2^8 times smaller.  The
- *     change is exact.  Checkpoints get their power from the maximum of 16 rows.
+ * NUMBERS.  right is an operand in shared memory and is not converted.  With bf16, v is a sum of two bf16 numbers, hi +
+ * lo.  This takes two products, and gives 16 bits over the whole range of fp32.  With f16, v is one f16 number, with a
+ * power of two per warp.  The power follows from the largest sum of magnitudes in a row.  Tensor cores round sums
+ * towards zero, so the sum of 64 tokens starts at zero, and an fp32 addition adds it to the state.
+ *     The states are fp32.  Each unit has one power of two, 1 or more, by which the weights are divided.  So weights
+ *     are at most 1, and v does not overflow if Delta is large.  The power changes if a chunk's largest weight exceeds
+ *     the power, or is 2^8 times smaller than it.  The change is exact.  Checkpoints get their power from the maximum
+ *     of 16 rows.
  *
- * SHARED MEMORY in KB, N = 128, UNITS = 4 (StatesHopperTile has every offset): 212.8 in all, so one block per
- * multiprocessor.  The last column names the warpgroups that write the buffer.
+ * SHARED MEMORY in KB, N = 128, UNITS = 4: 212.8 in all, with four stages, so one block per multiprocessor.
+ * StatesHopperTile has every offset.  The last column names the warpgroups that write the buffer.
  *
- *     LEFT             32     of a stage: a tile of each unit                      producer
- *     RIGHT            16     of a stage                                           producer.
- *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
- *     STAGING          16     checkpoints pass through it                          consumers.
+ *     LEFT             32     per stage: a tile of each unit                       producer
+ *     RIGHT            16     per stage                                            producer
+ *     PREPARED          1.1   per stage: weights and decays of each unit           producer
+ *     STAGING          16     checkpoints pass through it                          consumers
  *     CURSOR, FULL ...  0.6   cursors of warpgroups; barriers
- *     There are four stages.
- *     A group of one unit (a head with P <= 64) has a block of one consumer.  Two such blocks share a multiprocessor,
- *     105 KB each; N <= 64 runs as 64 columns in 73 KB.
- * MBARRIERS.  FULL and EMPTY belong to a stage; the producer's and the consumers' threads arrive.
- * REGISTERS per thread, N = 128, UNITS = 4: of a consumer's 224, H takes 128, v 32 (f16: 16), sums 32.  The producer
- * has 56.
- *     UNITS = 1: 184, producer 72; with N <= 64, 152 and 104.  UNITS > 1, N <= 64, without z: 168 and 48, so that a
- *     block of chunk_factors_kernel fits beside one of these.
+ *     A group of one unit (a head with P <= 64) has a block with one consumer.  Two such blocks share a multiprocessor,
+ *     with 105 KB each.  N <= 64 runs as 64 columns, in 73 KB.
+ * MBARRIERS.  FULL and EMPTY belong to a stage.  The producer's threads arrive at FULL, and the consumers' threads at
+ * EMPTY.
+ * REGISTERS per thread, N = 128, UNITS = 4: a consumer has 224, of which H takes 128, v 32 (16 with f16), and sums 32.
+ * The producer has 56.
+ *     UNITS = 1: the consumer has 184 and the producer 72; with N <= 64, 152 and 104.  UNITS > 1, N <= 64, without z:
+ *     168 and 48, so that a block of chunk_factors_kernel fits on the same multiprocessor.
  *
- * ISSUE SLOTS per token and head, counted in the machine code, bf16, N = 128, UNITS = 4: v, products and the update 18,
- * checkpoints at most 13 more, the producer 8.  states_tensor_kernel has 88.
- * PRODUCTS, clocks per unit and chunk at full rate, N = 128: bf16 512, f16 256.
- * BYTES per token and head: left 2 P.  For right 2 N / heads of a group from memory, and N / 2 from L2 with UNITS = 4.
- * Checkpoints P N / 64.
+ * ISSUE SLOTS per token and head, counted in the machine code, bf16, N = 128, UNITS = 4: 18 for v, products and the
+ * update, at most 13 for checkpoints, and 8 for the producer.  states_tensor_kernel takes 88.
+ * PRODUCTS, clocks of the tensor cores per unit and chunk at full rate, N = 128: bf16 512, f16 256.
+ * BYTES per token and head: left 2 P.  right takes 2 N / heads of a group from memory, and N / 2 from L2 with UNITS =
+ * 4.  Checkpoints P N / 64.
  * grid: strands*G*bundles (a bundle has UNITS units); block 384, with one unit 256.  Every sum has one fixed order, so
  * results are deterministic. */
 #ifndef GT_SSD_SM90_STATES_CUH
@@ -62,27 +63,29 @@ struct HopperStatesParams {
     StatesParams states;
     const void *left, *right;
     gt_stride left_stride, right_stride;
-    int reverse; /* from the last chunk to the first */
+    int reverse; /* not 0: the pass goes from the last chunk to the first */
 };
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* A stage's part for a chunk and unit, as offsets in floats.  OF_TOKENS: weights of tokens.  DECAY: E.  CHANGE: factor
- * of the state before the update, 0 where E is 0.  BEFORE, POWER: the unit's power before the chunk, and from the chunk
- * on.  The stored state times the power is the true state. */
+/* What the producer prepares for a chunk and unit, as offsets in floats.  OF_TOKENS: weights of tokens.  DECAY: E.
+ * CHANGE: the state is multiplied by it before the update, because the power changes; 0 if E is 0.  BEFORE: the unit's
+ * power before the chunk.  POWER: its power from the chunk on.  The stored state times the power is the true state. */
 struct UnitWeights {
     static constexpr int OF_TOKENS = 0, DECAY = 64, CHANGE = 65, BEFORE = 66, POWER = 67, COUNT = 68;
 };
 
-/* Offsets in shared memory, in bytes.  L: the type of left. */
+/* Offsets in shared memory, in bytes.  Comments give the shapes of arrays.  L: the type of left. */
 template <class T_, int NP_, int UNITS_, class L_>
 struct StatesHopperTile {
     using T = T_;
     using L = L_;
     static constexpr bool IS_BF16 = std::is_same<T, bf16>::value;
     static constexpr int NP = NP_, UNITS = UNITS_, CONSUMERS = UNITS == 1 ? 1 : 2, CONSUMER_UNITS = UNITS / CONSUMERS;
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP, FIT = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
-    /* Leaves room for a block of chunk_factors_kernel; with z this would cost more than it gains. */
+    /* FIT: blocks per multiprocessor. */
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP, FIT = UNITS == 1 ? 2 : 1;
+    /* Whether the kernel leaves registers for a block of chunk_factors_kernel on the same multiprocessor.  With z this
+     * would cost more than it gains. */
     static constexpr bool LEAVES_ROOM = UNITS > 1 && NP <= 64 && std::is_same<T, L>::value;
     static constexpr int REGISTERS = UNITS == 1                  ? (NP > 64 ? 184 : 152)
                                      : LEAVES_ROOM               ? 168
@@ -91,12 +94,13 @@ struct StatesHopperTile {
                          PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
                                               : LEAVES_ROOM ? 48
                                                             : 504 - 2 * REGISTERS;
-    /* The number of threads for which a block gets registers at its launch. */
+    /* The launch bound.  It determines how many registers per thread a block gets at its launch. */
     static constexpr int MOST_THREADS = LEAVES_ROOM ? 512 : THREADS;
-    static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of right: see wgmma.cuh */
+    static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* bytes of a row and a panel of right: see
+                                                                             * wgmma.cuh */
     static constexpr int TILE_LEFT = CHUNK * 128, TILE_RIGHT = CHUNK * 2 * NP;
     static constexpr int STAGES = 4;
-    static constexpr int LEFT = 0, RIGHT = LEFT + UNITS * TILE_LEFT; /* of a stage; LEFT: [UNITS] */
+    static constexpr int LEFT = 0, RIGHT = LEFT + UNITS * TILE_LEFT; /* in a stage; LEFT: [UNITS] */
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
     static constexpr int STAGING = STAGES * STAGE;                   /* [CONSUMERS], 64 rows of 64 columns */
     static constexpr int PREPARED = STAGING + CONSUMERS * TILE_LEFT; /* [STAGES][UNITS] */
@@ -105,14 +109,14 @@ struct StatesHopperTile {
                          EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
     using Stages = Ring<STAGES, FULL, EMPTY>;
-    using Number = int; /* counts chunks: with another type ptxas takes more registers */
+    using Number = int; /* the type of chunk numbers; with another type ptxas takes more registers */
     static_assert(STAGE % 1024 == 0 && FULL % 8 == 0, "aligned");
     static_assert(FIT * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
 };
 
-/* The chunks of a segment that a pass needs.  It needs all of them, unless the state after the sequence is not wanted.
- * Then the sequence's last segment, in the pass's direction, ends at the last checkpoint.  Of that checkpoint's own
- * chunk, the pass makes the unit's power alone. */
+/* The chunks of a segment that a pass must run.  If the caller wants the state after the sequence, these are all
+ * chunks.  If not, the last segment in the pass's direction stops at its last checkpoint.  The producer still prepares
+ * the chunk after this checkpoint, because the checkpoint needs UnitWeights::BEFORE. */
 struct NeededChunks {
     int count;  /* the number of chunks, from the first on */
     bool whole; /* false: the last chunk is not added to the state */
@@ -126,13 +130,13 @@ struct NeededChunks {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* Makes the weights of the tokens 2 lane, 2 lane + 1, whose Delta are given: pre in reverse, else Delta suf.  Called by
- * one warp.  Returns the lane's share of the log of the chunk's decay. */
+/* One warp computes the weights of tokens 2 lane and 2 lane + 1: Delta suf, or pre in reverse.  delta: Delta of these
+ * tokens.  Returns the lane's part of the log of the chunk's decay. */
 GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&weight)[2]) {
     const int lane = own_lane();
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
     float all = l0 + l1;
-    if (reverse) { /* sums through each token */
+    if (reverse) { /* weights are sums through each token */
         GT_UNROLL
         for (int d = 1; d < 32; d *= 2) {
             const float other = shfl_up(all, d);
@@ -140,7 +144,7 @@ GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&
         }
         const float before = shfl_up(all, 1), first = (lane > 0 ? before : 0.0f) + l0;
         weight[0] = exp2_finite(first), weight[1] = exp2_finite(first + l1);
-    } else { /* sums over later tokens */
+    } else { /* weights are sums over later tokens */
         GT_UNROLL
         for (int d = 1; d < 32; d *= 2) {
             const float other = shfl_down(all, d);
@@ -153,8 +157,8 @@ GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&
     return a0 + a1;
 }
 
-/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  Called by one warp.  left: the inverse power of
- * these tokens' rows of left.  power: the unit's power, which may change.  Returns the log of the chunk's decay. */
+/* One warp fills UnitWeights.  delta: Delta of tokens 2 lane and 2 lane + 1.  left: the inverse power of these tokens'
+ * rows of left.  power: the unit's power, which may change.  Returns the log of the chunk's decay. */
 GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float left, float A, float& power) {
     const int lane = own_lane();
     float weight[2], sum = weights_of(reverse, delta, A, weight);
@@ -203,7 +207,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         const int chunks = cursor.chunks(), step = p.reverse ? -CHUNK : CHUNK;
         const NeededChunks needed(p.states, p.reverse, is_last, chunks);
         const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
-        /* the thread's first rows of the chunk that is copied next */
+        /* where the thread's rows of the next chunk to copy begin */
         const int64_t b = cursor.b(), token = cursor.token(chunk_at(0));
         const int64_t first = (int64_t)chunk_at(0) * CHUNK;
         int64_t left = of_units.own(p.left_stride.t) + first * p.left_stride.t;
@@ -211,7 +215,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             static_cast<const T*>(p.right) + offset_of(p.right_stride, b, token, cursor.group()), p.right_stride.t);
         int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, cursor.head(unit)) : 0;
         UnitTimes of_unit = {};
-        float inverse = 1.0f; /* inverse power of the block that has the lane's tokens */
+        float inverse = 1.0f; /* inverse power of left for the 16 rows that contain the lane's tokens */
         const auto load_times = [&](int i) {
             if (makes_weights && i < needed.count) {
                 const int chunk = chunk_at(i);
@@ -223,7 +227,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             }
             times += step * in.dt_stride.t;
         };
-        /* Copies chunk i of the segment, which is chunk `number` of all segments. */
+        /* Copies chunk i of the segment.  number: the chunk's number, counted over all segments of the block. */
         const auto copy = [&](int i, int number) {
             if (i < needed.count) {
                 ring.wait_free(number);
@@ -287,7 +291,7 @@ struct StatesConsumer : BundleConsumer<Tile> {
     }
 };
 
-/* Clears the sums of states: a strand may have no sequence. */
+/* Clears the strand's row of state_sum, because a strand may have no sequence. */
 template <class Tile, class State>
 GT_DEV void clear_state_sums(const StatesParams& p, const StatesConsumer<Tile>& me, const State& zeros) {
     me.cursor().enter(p.in, Span{}, 0, 2 + me.warpgroup());
@@ -297,7 +301,7 @@ GT_DEV void clear_state_sums(const StatesParams& p, const StatesConsumer<Tile>& 
             zeros.store(p.state_sum + me.cursor().state(p.in, me.unit(i), bundle_strand(p.in)), me.row0(i), p.in);
 }
 
-/* Stores the state that a segment ends with, for unit i of a consumer. */
+/* For unit i of a consumer, stores the state at the end of the pass through a segment. */
 template <class Tile, class State>
 GT_DEV void store_last_state(const StatesParams& p, const StatesConsumer<Tile>& me, int i, bool reverse,
                              const Span& segment, const State& state) {
@@ -313,7 +317,8 @@ GT_DEV void store_last_state(const StatesParams& p, const StatesConsumer<Tile>& 
     }
 }
 
-/* Makes v of 16 tokens (block k) and the warp's 16 rows: numbers 2e, 2e + 1 are pair e of a left operand. */
+/* Computes v of the 16 tokens of block k and the warp's 16 rows.  v[2 e] and v[2 e + 1] are pair e of a left
+ * operand. */
 template <class Tile>
 GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, float (&v)[8]) {
     using E = Element<typename Tile::L>;
@@ -322,20 +327,20 @@ GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, floa
     uint32_t x[4];
     ldmatrix_x4_trans(x, block_at<64>(by_columns<64>(me.left(n, i), own_lane()), k, me.unit_warp()));
     GT_UNROLL
-    for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
+    for (int e = 0; e < 4; e++) { /* e / 2: 8 tokens later; e % 2: 8 rows later */
         v[2 * e] = E::lo(x[e]) * (e < 2 ? low.x : high.x);
         v[2 * e + 1] = E::hi(x[e]) * (e < 2 ? low.y : high.y);
     }
 }
 
-/* Adds the chunk's share to the state, for unit i of a consumer. */
+/* Advances the state of unit i of a consumer by one chunk. */
 template <class Tile>
 GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[Tile::NP / 8][4]) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
-    constexpr int WIDTH = Tile::CONSUMER_UNITS * NP > 128 ? 8 : NP / 8; /* a product's number of tiles of 8 columns */
+    constexpr int WIDTH = Tile::CONSUMER_UNITS * NP > 128 ? 8 : NP / 8; /* tiles of 8 columns in a product */
     const float2 decay = lds<float2>(me.prepared(n, i) + 4 * UnitWeights::DECAY);
-    if (decay.y != 1.0f) { /* a decay of 0 is not multiplied: 0 times an infinite state would be NaN */
+    if (decay.y != 1.0f) { /* a factor of 0 clears the state, because 0 times infinity would be NaN */
         GT_UNROLL
         for (int k = 0; k < NP / 2; k++) H[k / 4][k % 4] = decay.y == 0.0f ? 0.0f : H[k / 4][k % 4] * decay.y;
     }
@@ -346,7 +351,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[T
     float added[WIDTH][4], scale = 1.0f;
     uint32_t v[BLOCKS][4];
     [[maybe_unused]] uint32_t rest[BLOCKS][4];
-    if constexpr (Tile::IS_BF16) { /* products start as soon as their operands exist */
+    if constexpr (Tile::IS_BF16) { /* each product starts as soon as its operand is ready */
         GT_UNROLL
         for (int k = 0; k < BLOCKS; k++) {
             float weighed[8];
@@ -362,7 +367,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[T
             wgmma<T, Major::MN>(added, rest[k], from(k, 0));
         }
     } else {
-        float weighed[BLOCKS][8], sums[2] = {0.0f, 0.0f}; /* sums of rows + 0, + 8 */
+        float weighed[BLOCKS][8], sums[2] = {0.0f, 0.0f}; /* sums of the lane's rows + 0 and + 8 */
         GT_UNROLL
         for (int k = 0; k < BLOCKS; k++) {
             weigh_left<Tile>(me, n, i, k, weighed[k]);
@@ -408,7 +413,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[T
     }
 }
 
-/* Stores the state before chunk number n as a checkpoint, for unit i of a consumer. */
+/* For unit i of a consumer, stores the state before a chunk as a checkpoint. */
 template <class Tile>
 GT_DEV void keep_unit(const StatesParams& p, const StatesConsumer<Tile>& me, int chunk, int n, int i,
                       WarpState<Tile::NP>& state) {
@@ -451,7 +456,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
         GT_UNROLL
         for (int i = 0; i < CONSUMER_UNITS; i++) {
             state[i].clear();
-            if (!start) continue; /* short code, because blocks of few chunks wait for instructions */
+            if (!start) continue; /* skips the code of load(), because short segments wait for instruction fetches */
             state[i].load(start + me.cursor().state(in, me.unit(i), 0), me.row0(i), in);
             GT_UNROLL
             for (int k = 0; k < NP / 2; k++) state[i].H[k / 4][k % 4] *= state[i].power.inverse;
@@ -476,9 +481,9 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
             for (int i = 0; i < CONSUMER_UNITS; i++) add_chunk<Tile>(me, n, i, state[i].H);
             if (number + 1 < needed.count) ring.free(n);
         }
-        const bool has_chunks = me.cursor().chunks() > 0; /* the stage of the last chunk has the units' powers */
+        const bool has_chunks = me.cursor().chunks() > 0; /* the last chunk's stage still holds the units' powers */
         item = me.cursor().item();
-        /* computed again, since registers are short */
+        /* computed again, because no registers are left to keep it */
         const Span same = ordered_span(in, item);
         GT_UNROLL
         for (int i = 0; i < CONSUMER_UNITS; i++) {
@@ -491,7 +496,8 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
     });
 }
 
-/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* For other architectures the kernel has no code and launch bounds of one warp.  Device::runs_sm90a finds out which
+ * code the device runs. */
 template <class T, int NP, int UNITS, class L>
 GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, L>::MOST_THREADS) : 32, (StatesHopperTile<T, NP, UNITS, L>::FIT))
 states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
