@@ -1,11 +1,11 @@
-/* Matrix products by OpenBLAS.
+/* Computes matrix products c with OpenBLAS.
  *
- * OpenMP distributes the blocks of c over threads, and OpenBLAS computes each block with one thread.  Block sizes do
- * not depend on the number of threads, so results do not either.
+ * OpenMP distributes the blocks of c over the threads, and OpenBLAS computes each block with one thread.  The sizes
+ * of the blocks do not depend on the number of threads, so the results do not depend on it either.
  *
- * Rows of c must not depend on the number of windows: a rank with some windows must compute the same bits as one
- * process with all windows.  OpenBLAS changes its order of addition with the size of a block and with the place in the
- * block.  So blocks never cross the border of a window. */
+ * A row of c must not depend on the number of windows.  Otherwise a rank with some windows would compute other bits
+ * than one process with all windows.  OpenBLAS changes its order of addition with the size of a block and with a
+ * row's place in the block.  So no block crosses the border of a window. */
 #include "hybrid_cpu.h"
 #include <cblas.h>
 #include <limits.h>
@@ -24,8 +24,8 @@ const char *hy_blas_open(void) {
     return name;
 }
 
-/* Converts a size to int, which BLAS uses.  BLAS demands a leading dimension of at least 1, even for an empty matrix.
- * */
+/* Converts a size to int, the type of sizes in BLAS.  BLAS demands a leading dimension of at least 1, even for an
+ * empty matrix. */
 static gt_status blas_int(const char *name, int64_t value, int *to) {
     if (value > INT_MAX)
         return hy_fail(GT_ERROR_UNSUPPORTED, "cpu gemm: %s = %lld: OpenBLAS takes at most %d", name, (long long)value,
