@@ -315,8 +315,7 @@ static gt_status bench_size(hy_bench *b) {
 
 gt_status hy_copy_speed(hy_backend *be, double *bytes_per_s) {
     enum { RUNS = 10 };
-    const size_t bytes = (size_t)(be->memory_taken ? 256 : 16)
-                         << 20; /* on a GPU the copy must be far larger than the caches */
+    const size_t bytes = (size_t)(be->memory_taken ? 256 : 16) << 20; /* a GPU copies far more than its caches hold */
     void *memory;
     double best = INFINITY;
     TRY(be->alloc(be, &memory, 2 * bytes));

@@ -260,8 +260,7 @@ static int by_key(const void *a, const void *b) {
 static gt_status check_places(hy_file *f) {
     int64_t end = 0;
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_name);
-    for (int i = 1; i < f->tensor_count;
-         i++) /* this check comes first, since a repeated name also makes the places wrong */
+    for (int i = 1; i < f->tensor_count; i++) /* comes first: a repeated name also makes the places wrong */
         if (!by_name(f->tensors + i - 1, f->tensors + i))
             return hy_fail(GT_ERROR_VALUE, "%s: damaged: tensor %.60s is there twice", f->path, f->tensors[i].name);
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_place);

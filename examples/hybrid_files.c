@@ -81,8 +81,7 @@ gt_status hy_paths_expand(hy_paths *paths, const char *value, const uint64_t *sh
         name = comma ? comma + 1 : NULL;
     }
     free(names);
-    uint64_t random =
-        shuffle ? *shuffle ^ 0x66696c6573u : 0; /* so these numbers differ from those that place windows */
+    uint64_t random = shuffle ? *shuffle ^ 0x66696c6573u : 0; /* not the numbers that place windows */
     for (int64_t i = paths->count - 1; status == GT_OK && shuffle && i > 0; i--) {
         const int64_t k = (int64_t)(hy_random(&random) % (uint64_t)(i + 1));
         char *path = paths->path[i];

@@ -305,9 +305,7 @@ static gt_status backward_mamba_out(const hy_model *m, int l) {
     gt_norm_gate_args norm = mamba_norm_of(m, l, p);
     be->at.part = "mamba";
     TRY(linear_backward(m, mamba_out_of(m, l, p), branch_b(m, p, g->branches), g->ssd_gated, 0));
-    TRY(be->zero(be, g->A,
-                 (size_t)A_numbers(m) *
-                     be->fp32_bytes)); /* A is no parameter, so its gradient starts at 0 in every pass */
+    TRY(be->zero(be, g->A, (size_t)A_numbers(m) * be->fp32_bytes)); /* A is no parameter: its gradient starts at 0 */
     return is_mamba1(m) ? GT_OK : be->norm_gate_backward(be, &norm);
 }
 

@@ -37,8 +37,7 @@ enum {
 typedef struct hy_nccl_functions {
     int (*GetVersion)(int *version); /* 22809 is 2.28.9 */
     int (*GetUniqueId)(hy_nccl_id *id);
-    int (*CommInitRank)(void **comm, int size, hy_nccl_id id,
-                        int rank); /* makes a communicator on the current device */
+    int (*CommInitRank)(void **comm, int size, hy_nccl_id id, int rank); /* for the current device */
     int (*CommDestroy)(void *comm);
     int (*CommAbort)(void *comm); /* also ends kernels that wait for other ranks */
     int (*CommGetAsyncError)(void *comm, int *error);

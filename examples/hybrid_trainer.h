@@ -149,8 +149,7 @@ void hy_print_models(const trainer *t);
 void hy_print_start(const trainer *t);
 gt_status hy_print_progress(trainer *t, double held_out); /* held-out loss after this step; NAN: not measured */
 void hy_end_progress(trainer *t);                         /* ends the table, since other text follows */
-gt_status hy_print_evaluation(trainer *t, const hy_loss *so_far, int64_t tokens,
-                              double seconds); /* tokens: number of all tokens */
+gt_status hy_print_evaluation(trainer *t, const hy_loss *so_far, int64_t tokens, double seconds); /* tokens: in all */
 gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, double lr, const hy_probe *probe);
 gt_status hy_print_gates(const trainer *t, const char *when, int first);
 gt_status hy_print_sample(trainer *t);
