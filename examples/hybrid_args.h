@@ -6,7 +6,7 @@
 #include "hybrid_inside.h"
 
 static const float model_eps = 1e-5f;
-static const float head_norm_eps = 64e-5f; /* as RWKV-6: 1e-5 times 8^2 */
+static const float head_norm_eps = 64e-5f; /* as in RWKV-6: 1e-5 * 8^2 */
 
 /* clang-format is off, because it would put every struct field on its own line.  The fields have the order of the
  * structs in gt_kernels.h and hybrid_ops.h. */

@@ -36,7 +36,7 @@ typedef struct subject {
     hy_plan plan;
     hy_batch batch;
     double loss_scale;
-    const hy_bench *bench; /* only for generation */
+    const hy_bench *bench; /* used only by run_generate */
 } subject;
 
 /* With NULL these calls use the model's latest batch, so the measured time contains no upload. */

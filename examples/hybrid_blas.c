@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { BLAS_M = 64, BLAS_N = 1024 }; /* the largest block */
+enum { BLAS_M = 64, BLAS_N = 1024 }; /* rows and columns of the largest block */
 
 const char *hy_blas_open(void) {
     static char name[48];
@@ -45,7 +45,7 @@ gt_status hy_blas_gemm(hy_backend *be, const hy_gemm_args *args) {
     if (status != GT_OK) return status;
     if (g.K == 0) K = 0;
     const int64_t window = be->window && !g.trans_a && g.M % be->window == 0 ? be->window : g.M;
-    const int64_t m = BLAS_M, n = BLAS_N, blocks = (window + m - 1) / m; /* blocks per window */
+    const int64_t m = BLAS_M, n = BLAS_N, blocks = (window + m - 1) / m; /* number of blocks in a window */
     int64_t rows = window ? g.M / window * blocks : 0, cols = (g.N + n - 1) / n, tasks = g.count * rows * cols;
 #ifdef _OPENMP
 #pragma omp parallel for if (g.count * g.M * g.N * g.K > 20000)

@@ -17,8 +17,8 @@
  * change of a tensor over TRIALS such models is the effect of a single rounding.  The device rounds in every
  * operator, so the limit is a multiple of this effect. */
 enum { TRIALS = 4 };
-static const double allowed = 10;   /* limit: so many times the effect of a single rounding ... */
-static const double base_units = 8; /* ... plus so many unit roundoffs */
+static const double allowed = 10;   /* the limit is this multiple of a single rounding's effect ... */
+static const double base_units = 8; /* ... plus this number of unit roundoffs */
 
 typedef struct check {
     hy_model *device, *truth, *nudged;

@@ -27,13 +27,13 @@ typedef struct hy_options {
     int64_t vocab, end_token; /* for tokens that are numbers.  vocab 0: the largest number + 1; end_token -1: none */
     int end_symbol;
     char model[HY_TEXT_MAX];
-    /* 0: the value of the named model, or the default for the other sizes */
+    /* 0: the size of the named model, or the default if that model leaves the size open */
     int64_t hidden, layers, heads, head_size, d_state, expand, d_conv, mamba_head, ffn; /* ffn HY_AUTO: no FFN */
     int untied;
     int64_t steps, batch, seq, warmup, seed;
     double lr, min_lr, weight_decay, clip, beta1, beta2, eps, dropout, ema;
     char schedule[HY_TEXT_MAX];
-    int64_t decay_steps, micro_batch; /* micro_batch: 0 = batch, HY_AUTO = by memory */
+    int64_t decay_steps, micro_batch; /* micro_batch: 0 = batch, HY_AUTO = as many windows as fit */
     int keep_best;
     int stateful, recompute;
     char fuse[HY_TEXT_MAX];
@@ -61,8 +61,9 @@ typedef struct hy_options {
     int64_t stall_timeout; /* seconds; 0: none */
     int gates_strict;
     int help, help_all, version, list_models;
-    const char *config;                  /* the config file, as in argv; NULL = none */
-    unsigned char given[HY_OPTIONS_MAX]; /* per row of the table: 1 set by the user, 2 set by a model file, 0 neither */
+    const char *config; /* the config file, as in argv; NULL = none */
+    unsigned char
+        given[HY_OPTIONS_MAX]; /* for each row of the table 1: set by the user, 2: by a model file, 0: not set */
 } hy_options;
 
 /* Reads the config file, if the command line names one, and then the command line.  So the command line overrides
@@ -91,8 +92,8 @@ gt_status hy_options_take(hy_options *options, const char *name, const char *tex
 gt_status hy_options_config(const hy_options *options, hy_config *config);
 /* Returns whether an option is part of the model's shape.  Existing weights fit only one value of such an option. */
 int hy_options_of_model(const char *name);
-/* Fails if the user gave an option that has no effect in this mode.  mode: "train", "resume", "init", or the name of an
- * option that does not train, such as "eval". */
+/* Fails if the user gave an option that has no effect in this mode.  mode is "train", "resume", "init", or the name
+ * of the option that selects another mode, such as "eval". */
 gt_status hy_options_fit(const hy_options *options, const char *mode);
 /* Fails if the user gave an option that has no effect because of the values of other options.  Call it after all
  * options have their values. */
@@ -101,7 +102,7 @@ gt_status hy_options_fit_together(const hy_options *options, const char *mode);
 int hy_options_given(const hy_options *options, const char *name);
 
 /* Finds the word in `words` that is most similar to `word`: the one with the smallest edit distance, ignoring case.
- * Of several words with the same distance it returns the first.  Returns NULL if more than a quarter of the letters
+ * If several words have this distance, it returns the first.  It returns NULL if more than a quarter of the letters
  * would have to change.  Exception: if `word` is the beginning of exactly one of `words`, it returns that one. */
 const char *hy_nearest(const char *word, const char *const *words, int count);
 

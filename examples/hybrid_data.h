@@ -13,7 +13,8 @@
 
 #include "hybrid_files.h"
 
-/* What the files hold.  Some fields are for texts of bytes only, some for texts of numbers only. */
+/* Describes what the files hold.  A comment begins with "bytes:" or "numbers:" if only one kind of text uses the
+ * field. */
 typedef struct hy_source {
     const char *separator; /* bytes: the string that ends a document; "": blank lines (two or more) or a form feed */
     int end_symbol;        /* bytes: 1: the separator becomes one token, the last of the vocabulary */
@@ -34,8 +35,8 @@ typedef struct hy_text {
     hy_span *span; /* [spans] the files, if they are mapped */
     int64_t spans;
     int64_t size, train;        /* number of all tokens, and of the tokens for training, in all pieces together */
-    int64_t pieces;             /* number of equal pieces, each cut into training and held-out part: 1, or the tracks */
-    int64_t piece, piece_train; /* tokens of each piece; the first piece_train of them are for training */
+    int64_t pieces;             /* number of pieces of equal length, each with a training and a held-out part */
+    int64_t piece, piece_train; /* tokens in a piece; its first piece_train tokens are for training */
     int64_t skipped;            /* held-out tokens of a piece that are not predicted, since no token precedes them:
                                    1 if other files are held out, else 0 */
     hy_table table;             /* texts of numbers: the bytes that each token stands for, if --table gave them */
@@ -49,8 +50,8 @@ typedef struct hy_text {
     int64_t documents;
     int64_t ends;            /* how often the files contain the separator, or the end token */
     double entropy_train;    /* entropy of the training part's token frequencies, in nats per token */
-    double entropy_held_out; /* loss of a unigram model on the held-out part, in nats per token; its counts are
-                                those of the training part, each plus 1 */
+    double entropy_held_out; /* loss of a unigram model on the held-out part, in nats per token; the model takes
+                                the counts of the training part, each plus 1 */
     char sum[65];            /* SHA-256 of the text, if hy_source.sum asked for it */
 } hy_text;
 
@@ -140,11 +141,12 @@ void hy_tracks_free(hy_tracks *tracks);
 int hy_tracks_moved(hy_tracks *tracks, const hy_text *text);
 void hy_batch_tracks(hy_batch *batch, const hy_text *text, hy_tracks *tracks);
 
-/* Total number of tokens that hy_batch_held_out predicts. */
+/* Returns the total number of tokens that hy_batch_held_out predicts. */
 int64_t hy_held_out_tokens(const hy_text *text);
 
-/* Fills the batch with the next held-out windows, in order.  *next is the position, 0 at first.  The windows predict
- * each held-out token exactly once; the last window may be shorter.  Returns 0 when no window is left. */
+/* Fills the batch with the next held-out windows, in order.  *next is the index of the next window; the caller sets
+ * it to 0 before the first call.  The windows predict each held-out token exactly once; the last window may be
+ * shorter.  Returns 0 when no window is left. */
 int hy_batch_held_out(hy_batch *batch, const hy_text *text, int64_t *next);
 
 #endif

@@ -28,7 +28,7 @@ enum { ARRAYS = 48, ARGS_BYTES = 2048 };
 
 typedef struct operator_test {
     const gt_op *(*op)(void);
-    const void *args; /* sizes and flags */
+    const void *args; /* sizes and flags of the call */
     gt_status (*need)(hy_backend *, const void *, gt_workspace *);
     gt_status (*run)(hy_backend *, int backward, const void *);
     gt_status (*twin)(int backward, const void *);

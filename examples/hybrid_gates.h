@@ -6,12 +6,12 @@
 #include "hybrid_model.h"
 #include "hybrid_screen.h"
 
-typedef enum hy_verdict { HY_PASS, HY_WARN, HY_FAIL, HY_SKIP /* nothing to judge */ } hy_verdict;
+typedef enum hy_verdict { HY_PASS, HY_WARN, HY_FAIL, HY_SKIP /* the gate has nothing to judge */ } hy_verdict;
 
 typedef struct hy_gate {
     const char *name;
     hy_verdict verdict;
-    char value[64];      /* the numbers */
+    char value[64];      /* the measured numbers, as text */
     const char *bounds;  /* the PASS bound of each number, then in parentheses the FAIL bound of each */
     const char *against; /* the fault that a FAIL indicates */
 } hy_gate;

@@ -28,7 +28,7 @@ typedef struct hy_sampling {
     int64_t top_k;      /* draws from the top_k likeliest tokens; 0: from all */
     double top_p;   /* narrows the top_k tokens to the fewest with a probability of at least top_p in all; 0, 1: off */
     double penalty; /* divides positive logits of tokens that occurred, multiplies negative ones; 0, 1: off */
-    const char *stop; /* a sample ends after this text or list of tokens; NULL or "": only at `count` */
+    const char *stop; /* a sample ends after this text or list of tokens; NULL or "": only after `count` */
     uint64_t seed;    /* seed of the first sample; the next samples have seed + 1, seed + 2, ... */
 } hy_sampling;
 
@@ -40,8 +40,8 @@ typedef struct hy_pace {
 } hy_pace;
 
 /* Draws a token from softmax(logits / temperature), restricted to some tokens.  First only the top_k likeliest
- * tokens stay, then the fewest of these that together have probability top_p.  Of two equal logits the first token
- * counts as likelier.  Returns -1 if memory is short. */
+ * tokens stay, then the fewest of these that together have probability top_p.  If two logits are equal, the first
+ * token counts as likelier.  Returns -1 if memory is short. */
 int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k, double top_p, uint64_t *random);
 
 /* Draws as many samples as the model decodes at once, and prints the prompt and its continuation.  A single sample

@@ -30,7 +30,7 @@ enum {
     MIX_RANK = 32,  /* rank of the projections that compute the lerps' offsets */
     DECAY_RANK = 64 /* rank of the projections that compute the decay */
 };
-enum { MIXES = 5 }; /* the five lerps of the token shift: w, then k v r g */
+enum { MIXES = 5 }; /* number of the token shift's lerps, in the order w, k, v, r, g */
 enum { KEY, VALUE, RECEPTANCE, GATE, PROJECTIONS };
 
 /* ---- the model ----------------------------------------------------------------------------- */
@@ -45,8 +45,8 @@ typedef struct layer_params {
     int head_gamma, head_beta, rwkv_out;               /* [C] [C] [C,C] */
     int in, conv_weight, conv_bias;                    /* [2I+2S+Hm,C] [I+2S,W] [I+2S] */
     int dt_bias, A_log, Dskip, mamba_norm, mamba_out;  /* [Hm] [Hm] [Hm] [I] [C,I] */
-    int select, dt;                                    /* Mamba-1: [2S+R,I] [I,R].  With Mamba-1: in [2I,C], conv_...
-                                                          [I,W] [I], dt_bias [I], A_log [I,S], Dskip [I], no norm */
+    int select, dt;                                    /* only Mamba-1: [2S+R,I] [I,R].  Its other shapes: in [2I,C],
+                                                          conv_... [I,W] [I], dt_bias [I], A_log [I,S], Dskip [I] */
     int gain_a, gain_b, gate_weight, gate_bias, joint; /* [C] [C] [2,C] [1] [C,C] or [C,2C] */
     int ffn_norm, up, down;                            /* [C] [F,C] [C,F]; -1 without FFN */
 } layer_params;
@@ -107,10 +107,10 @@ typedef struct state_set {
 
 /* One run of all layers: its sizes and its states. */
 typedef struct pass {
-    int64_t B, T, M;           /* M = B T */
+    int64_t B, T, M;           /* sequences, tokens of each, and rows M = B T */
     const state_set *in, *out; /* in = NULL: starts from zero states; out = NULL: writes no final states */
     int keep_saved;            /* 1: forward writes the operators' `saved`, which backward needs */
-    int step;                  /* 1: one token per sequence, states updated in place */
+    int step;                  /* 1: one token per sequence, and states are updated in place */
 } pass;
 
 /* A parameter and the function that computes its initial values. */
@@ -163,7 +163,7 @@ struct hy_model {
     pass trained;   /* the latest forward pass, as long as its backward has not run; M = 0: none */
     pass latest;    /* config.recompute: the forward pass whose layer inputs are in memory; M = 0: not known */
     int held;       /* config.recompute: the layer whose activations are in memory; -1: not known */
-    int accumulate; /* argument of the next backward */
+    int accumulate; /* argument `accumulate` of the next backward */
     float loss_scale;
     double sums[3]; /* `total`, added up over the parts of the last step ... */
     int has_sums;   /* ... 1 if the step had several parts */
@@ -206,7 +206,7 @@ static inline int64_t shift_numbers(const hy_model *m) { return has_rwkv(m) ? m-
 
 static inline size_t act_bytes(const hy_model *m) { return m->be->dtype == GT_F32 ? m->be->fp32_bytes : 2; }
 
-/* Element `i` of an array of activations or of fp32 numbers. */
+/* The address of element `i` in an array of activations or of fp32 numbers. */
 static inline void *act_at(const hy_model *m, void *acts, int64_t i) {
     return (char *)acts + i * (int64_t)act_bytes(m);
 }
@@ -233,7 +233,7 @@ static inline float *grad_of(const hy_model *m, int param) {
     return fp32_at(m, m->grads, m->params[param].shown.offset);
 }
 
-/* A projection weight, in the dtype of the activations. */
+/* The address of a projection's weight in the dtype of activations: fp32, or the 16-bit copy. */
 static inline void *weight_of(const hy_model *m, int param) {
     if (m->be->dtype == GT_F32) return value_of(m, param);
     return act_at(m, m->copies, m->params[param].shown.offset);

@@ -40,11 +40,11 @@ int hy_is_standard(const char *path);
  * the file instead.  *kept is the new name, or "" if there is no old file. */
 gt_status hy_keep_older(const char *option, const char *path, char *kept, size_t size);
 
-double hy_now(void); /* seconds of a clock that only goes forward */
+double hy_now(void); /* seconds of a clock that never goes back */
 
 /* ---- the log -------------------------------------------------------------------------------- */
 
-/* Room for a row. */
+/* Room for a row of the log, in bytes. */
 #define HY_ROW_MAX 1024
 
 typedef struct hy_log {
@@ -54,7 +54,7 @@ typedef struct hy_log {
     char row[HY_ROW_MAX];         /* the last row ... */
     long long at;                 /* ... and its offset in the file */
     char path[HY_TEXT_MAX];       /* as the user gave it */
-    char note[HY_PATH_MAX + 128]; /* for the report: what happened to an older file at this path */
+    char note[HY_PATH_MAX + 128]; /* for the report: says what happened to an older file at this path */
 } hy_log;
 
 typedef struct hy_log_row {

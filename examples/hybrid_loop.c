@@ -13,7 +13,7 @@ enum { SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 }; /* of fp16's loss scale, see h
 
 /* ---- signals --------------------------------------------------------------------------------- */
 
-static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}; /* mpirun passes SIGUSR1 on */
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}; /* mpirun passes SIGUSR1 to its ranks */
 enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
 enum { PATIENCE = 2 };                    /* a signal counts as a new request after this many seconds */
 static volatile sig_atomic_t interrupted; /* the first signal; 0: none yet */
@@ -98,7 +98,7 @@ static gt_status print_sample(trainer *t) {
 
 /* Evaluates a batch, and adds its loss, summed over all ranks, to *sum. */
 static gt_status add_loss(trainer *t, const hy_batch *batch, hy_loss *sum) {
-    double numbers[3] = {0, 0, 0}; /* loss, tokens, bytes */
+    double numbers[3] = {0, 0, 0}; /* sums of the loss, tokens and bytes */
     int64_t tokens = 0;
     gt_status status = hy_model_eval(t->model, batch->input, batch->target, &numbers[0], &tokens);
     for (int64_t i = 0; i < batch->rows * batch->length; i++)

@@ -201,7 +201,7 @@ adamw_kernel(const GT_GRID_CONSTANT AdamwParams p) {
     const int64_t share = (n + grid_x() * THREADS - 1) / (grid_x() * THREADS) * THREADS;
     const int64_t first = block_x() * share + thread_id();
     const int64_t last = block_x() * share + share < n ? block_x() * share + share : n;
-    int64_t s = 0, beyond = p.segments.count; /* start[s] <= first < start[beyond] */
+    int64_t s = 0, beyond = p.segments.count; /* invariant: start[s] <= first < start[beyond] */
     while (first < last && beyond - s > 1) {
         const int64_t middle = (s + beyond) / 2;
         if (start[middle] <= first)

@@ -197,7 +197,7 @@ static gt_status grad_norm(hy_model *m) {
 gt_status hy_model_grad_norm(hy_model *m) {
     if (m->config.inference)
         return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made for inference: it has no gradients");
-    m->judged = 1; /* these norms belong to no step */
+    m->judged = 1; /* these norms do not belong to a step */
     return grad_norm(m);
 }
 

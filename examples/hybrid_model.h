@@ -50,7 +50,7 @@ typedef struct hy_config {
     hy_mix mix;
     int hidden;   /* C, a multiple of 16 */
     int layers;   /* 1 to HY_MAX_LAYERS */
-    int heads;    /* RWKV heads, of hidden / heads channels; 0 = chosen from hidden */
+    int heads;    /* number of RWKV heads, each of hidden / heads channels; 0 = chosen from hidden */
     float share;  /* initial weight of the RWKV branch, in (0,1); Mamba gets 1 - share */
     int stateful; /* 1: states are carried from batch to batch, see `keep` below */
     /* In all fields below 0 means the default; the comments end with it. */
@@ -87,7 +87,7 @@ extern const char *const hy_group_names[HY_GROUPS]; /* "embed", "norm", "rwkv", 
 
 typedef struct hy_param {
     char name[48]; /* "layers.0.rwkv.receptance" */
-    int group;     /* HY_EMBED ... */
+    int group;     /* HY_EMBED or another group */
     int decay;     /* 1: weight decay applies */
     int rank;      /* 1 to 3 */
     int64_t shape[3];
@@ -97,8 +97,8 @@ typedef struct hy_param {
 
 /* Parameter counts, and bytes of backend memory by purpose. */
 typedef struct hy_plan {
-    int64_t parameters, non_embedding; /* counts */
-    int64_t group[HY_GROUPS];          /* parameters by group */
+    int64_t parameters, non_embedding; /* number of parameters in all, and without embedding and head */
+    int64_t group[HY_GROUPS];          /* number of parameters in each group */
     size_t weights;                    /* fp32 parameters and, with 16-bit activations, their copies */
     size_t gradients, optimizer;
     size_t activations; /* kept for backward */
@@ -116,7 +116,7 @@ gt_status hy_model_plan(hy_backend *backend, const hy_config *config, int vocab,
 /* Creates a model with initial parameters, which are the same on every backend.  The backend must outlive the model. */
 gt_status hy_model_create(hy_backend *backend, const hy_config *config, int vocab, int B, int T, uint64_t seed,
                           hy_model **model);
-void hy_model_destroy(hy_model *model); /* NULL is fine */
+void hy_model_destroy(hy_model *model); /* model may be NULL */
 
 /* The configuration with all defaults filled in. */
 const hy_config *hy_model_config(const hy_model *model);
@@ -126,7 +126,7 @@ const hy_param *hy_model_param(const hy_model *model, int i);
 
 typedef enum hy_value { HY_VALUE, HY_GRADIENT } hy_value;
 gt_status hy_model_read(hy_model *model, hy_value what, int i, double *numbers);
-gt_status hy_model_write(hy_model *model, int i, const double *numbers); /* values only */
+gt_status hy_model_write(hy_model *model, int i, const double *numbers); /* writes HY_VALUE, the weights */
 
 /* ---- training ------------------------------------------------------------------------------ */
 
@@ -252,7 +252,7 @@ gt_status hy_model_read_activation(hy_model *model, int i, double *numbers);
  * The model decodes config.samples sequences, with states separate from training.  The cost of a token does not depend
  * on the number of tokens before it. */
 
-/* Starts new sequences. */
+/* Starts new sequences: sets the decoding states to zero. */
 gt_status hy_model_reset(hy_model *model);
 
 /* Appends n >= 1 tokens to each sequence, and gives the logits after the last of them.  tokens is [samples, n],

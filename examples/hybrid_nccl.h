@@ -58,8 +58,8 @@ gt_status hy_nccl_load(void);
 const char *hy_nccl_version(void);
 /* Makes the identifier of a new communicator; one rank calls it. */
 gt_status hy_nccl_new_id(hy_nccl_id *id);
-/* Makes a communicator of all ranks on the current devices.  Every rank passes the same identifier, and waits for the
- * others.  `ranks` must outlive the communicator. */
+/* Makes a communicator of all ranks, each on its current device.  Every rank passes the same identifier, and the
+ * call waits for all ranks.  `ranks` must outlive the communicator. */
 gt_status hy_nccl_open(hy_nccl **nccl, struct hy_ranks *ranks, const hy_nccl_id *id);
 void hy_nccl_close(hy_nccl *nccl);
 

@@ -259,7 +259,7 @@ static gt_status cpu_gemm(hy_backend *be, const hy_gemm_args *args) {
     }
 #define CPU_ROWS(op) CPU_NO_WORKSPACE(op) CPU_TWIN(op##_forward, op) CPU_TWIN(op##_backward, op)
 #define CPU_STEPS(op) CPU_ROWS(op) CPU_TWIN(op##_step, op)
-#define CPU_PRODUCT(op) /* written out below */
+#define CPU_PRODUCT(op) /* the functions of this operator stand below */
 HY_OPERATORS(CPU_STEPS, CPU_ROWS, CPU_PRODUCT)
 
 /* Computes the workspace of rmsnorm_linear: it holds the normalised rows, and in backward also their gradient. */

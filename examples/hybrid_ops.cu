@@ -53,7 +53,7 @@ struct CudaMachine : Machine {
     cudaEvent_t before_join, after_join; /* for waited */
     std::vector<Plan> plans;
     std::vector<Recording> recordings;
-    char* staging; /* pinned memory, of which the first staging_used bytes are in use */
+    char* staging; /* pinned memory; its first staging_used bytes are in use */
     size_t staging_used;
 };
 

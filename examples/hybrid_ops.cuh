@@ -44,7 +44,7 @@ GT_KERNEL(THREADS, 1) product_kernel(const GT_GRID_CONSTANT ProductParams p) {
     store_as(g.c, g.c_dtype, c, sum);
 }
 
-/* Fills in the defaults. */
+/* Returns the arguments with all defaults filled in. */
 static hy_gemm_args resolve_gemm(const hy_gemm_args* args) {
     hy_gemm_args g = *args;
     if (g.dtype == GT_DTYPE_DEFAULT) g.dtype = GT_F32;

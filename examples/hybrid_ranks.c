@@ -109,8 +109,8 @@ static double now(void) {
 
 enum { TO_0 = 1, FROM_0, NOTICE }; /* tags of messages; NOTICE: the sender has failed */
 static const char *const call_names[] = {"meet", "sum", "add", "share", "gather", "close"};
-static message *inbox;        /* [size], on rank 0 */
-static MPI_Request *requests; /* [size + 1] */
+static message *inbox;        /* [size] the message of every rank, on rank 0 */
+static MPI_Request *requests; /* [size + 1] requests of the call in progress */
 enum { BUCKET = 1 << 20 };    /* numbers in one sum of MPI; few, since MPI needs as much memory again */
 
 /* Ends every rank, because some ranks did not arrive for `seconds`.  Request i, with i < n, belongs to rank i + 1.

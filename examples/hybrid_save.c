@@ -191,8 +191,8 @@ gt_status hy_states_gather(hy_ranks *ranks, hy_model *model, double **states) {
 /* Returns the number of ranks that share the tracks of a run. */
 static int ranks_of(const hy_run *run) { return run->ranks ? run->ranks : 1; }
 
-/* Returns the description of a tensor in the file, from that of this rank.  The two differ for states: the file has
- * the tracks of all ranks, one rank after the other. */
+/* Returns the description of a tensor in the file; t describes this rank's tensor.  The two differ for states: the
+ * file has the tracks of all ranks, one rank after the other. */
 static hy_tensor of_all_ranks(const hy_run *run, const hy_tensor *t) {
     hy_tensor all = *t;
     if (t->kind == HY_STATE) all.shape[0] *= ranks_of(run), all.count *= ranks_of(run);
@@ -456,7 +456,7 @@ static int is_newer(const char *option) {
     return 0;
 }
 
-/* Returns whether a file of an older format may lack this option. */
+/* Returns whether a file of format 1 or 2 may lack this option. */
 static int came_later(const char *option) {
     static const char *const later[] = {
         "recompute", "fuse",     "final-eval-tokens", "val",       "table", "held-out",

@@ -27,7 +27,7 @@ enum { GATES_MAX = 16 };
 /* A mean loss, and the number of tokens that it averages; 0 tokens: not measured. */
 typedef struct hy_loss {
     double mean;
-    int64_t tokens, bytes; /* bytes that the tokens stand for; 0: not known */
+    int64_t tokens, bytes; /* bytes: number of bytes that the tokens stand for; 0: not known */
 } hy_loss;
 
 typedef struct trainer {
@@ -94,7 +94,7 @@ typedef struct trainer {
 /* "f32", "bf16", "f16" */
 extern const char *const hy_dtype_names[];
 
-/* Does all work before the first step.  program: argv[0]. */
+/* Does all work before the first step.  `program` is argv[0], which helps to find the fables. */
 gt_status hy_set_up(trainer *t, const char *program);
 
 /* Makes a model from the options and stores it in t->model.  If memory is short, the error says how much the model
@@ -106,7 +106,7 @@ gt_status hy_create_model(trainer *t, const hy_config *config);
 /* Gives the path of the file that --keep-best writes; `path` has HY_TEXT_MAX + 8 bytes. */
 void hy_best_path(const hy_options *options, char *path);
 
-/* Trains, then evaluates and saves. */
+/* Trains, saves and evaluates. */
 gt_status hy_run_training(trainer *t);
 
 /* Evaluates a complete run and adds the result to the last row of its log, which hy_log_reopen has opened. */
@@ -137,7 +137,7 @@ typedef struct hy_phrase {
     char text[64];
 } hy_phrase;
 
-hy_phrase hy_grouped(int64_t n);        /* 1234567 as 1,234,567 */
+hy_phrase hy_grouped(int64_t n);        /* formats 1234567 as 1,234,567 */
 hy_phrase hy_part_of(const trainer *t); /* which part of the text is held out */
 int hy_recent_count(const hy_recent *r);
 double hy_recent_mean(const hy_recent *r, const double *values);
@@ -153,7 +153,7 @@ gt_status hy_print_evaluation(trainer *t, const hy_loss *so_far, int64_t tokens,
 gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, double lr, const hy_probe *probe);
 gt_status hy_print_gates(const trainer *t, const char *when, int first);
 gt_status hy_print_sample(trainer *t);
-gt_status hy_print_text(trainer *t); /* for --generate */
+gt_status hy_print_text(trainer *t); /* prints the text of --generate */
 void hy_print_loss(const trainer *t);
 void hy_print_final(const trainer *t);
 

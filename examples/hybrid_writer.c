@@ -17,7 +17,7 @@
     } while (0)
 
 enum { DIGITS = 64, ROOM = 1 << 16 };
-static const char first_text[] = "{\"__metadata__\":{\"checksum\":\"sha256:"; /* the start of every header */
+static const char first_text[] = "{\"__metadata__\":{\"checksum\":\"sha256:"; /* every header starts with this text */
 
 struct hy_file_writer {
     char *path, *beside; /* path: the final name; beside: the file PATH.tmp, which the writer writes */
