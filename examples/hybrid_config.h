@@ -61,9 +61,8 @@ typedef struct hy_options {
     int64_t stall_timeout; /* seconds; 0: none */
     int gates_strict;
     int help, help_all, version, list_models;
-    const char *config; /* the config file, as in argv; NULL = none */
-    unsigned char
-        given[HY_OPTIONS_MAX]; /* for each row of the table 1: set by the user, 2: by a model file, 0: not set */
+    const char *config;                  /* the config file, as in argv; NULL = none */
+    unsigned char given[HY_OPTIONS_MAX]; /* for each row of the table 1: user set it, 2: model file set it, 0: unset */
 } hy_options;
 
 /* Reads the config file, if the command line names one, and then the command line.  So the command line overrides
