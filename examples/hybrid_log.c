@@ -139,7 +139,7 @@ static gt_status keep_aside(const char *option, const char *path, int stays, cha
 /* The results of read_log. */
 typedef struct old_log {
     int is_log, columns;   /* columns: index of the log's heading */
-    int64_t kept, dropped; /* numbers of rows to keep and to drop */
+    int64_t kept, dropped; /* number of rows to keep, and number of rows to drop */
     int is_ours, is_whole; /* is_ours: the last kept row is from this run; is_whole: no complete row is dropped */
     long long size;        /* bytes to keep */
 } old_log;

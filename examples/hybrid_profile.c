@@ -12,8 +12,8 @@
     } while (0)
 
 enum { WARM_UP = 3, STEPS = 20, RUNS = 10, CPU_RUNS = 3, ROWS = 128 };
-/* Time in seconds for which the device idles at the start of a step.  Meanwhile the host launches calls in advance,
- * so the measured times contain no launch overhead. */
+/* The device idles for this many seconds at the start of a step.  Meanwhile the host launches calls in advance, so
+ * the measured times contain no launch overhead. */
 static const double head_start = 5e-3;
 
 typedef struct row {

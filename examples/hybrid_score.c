@@ -1,9 +1,9 @@
 /* Implements hybrid_train --eval MODEL --score FILE: asks a model questions, and counts the right answers.
  *
- * FILE is CSV with the heading length,depth,first,prompt,answer, as tools/needle.py writes it.  A row is a
- * question.  Its prompt has `prompt` tokens and begins at token `first` of the text; an answer of `answer` tokens
- * follows.  The model's answer is right if each token is the likeliest one after the prompt and the answer's earlier
- * tokens.  Length and depth only group the questions. */
+ * FILE is CSV with the heading length,depth,first,prompt,answer, as tools/needle.py writes it.  Each row describes a
+ * question.  The question's prompt has `prompt` tokens and begins at token `first` of the text; an answer of
+ * `answer` tokens follows.  The model's answer is right if each token is the likeliest one after the prompt and the
+ * answer's earlier tokens.  Length and depth only group the questions. */
 #include "hybrid_trainer.h"
 #include <stdlib.h>
 #include <string.h>

@@ -69,7 +69,7 @@ typedef struct trainer {
     double waited, waited_of; /* NCCL: seconds for which the GPU waited for sums; seconds of these steps in all */
     int64_t replayed;         /* steps of this process so far; `waited` leaves out the first two, which record graphs */
     double loss_scale;        /* loss scale of fp16; 1 for other types */
-    int64_t scale_steps;      /* finite steps since the scale last changed */
+    int64_t scale_steps;      /* steps without overflow since the scale last changed */
     double first_loss, held_out;  /* held_out: latest point of the held-out curve; below 0: none yet */
     hy_loss final;                /* result of the final evaluation, or of --eval */
     double best;                  /* with --keep-best: the lowest point of the held-out curve ... */
@@ -138,7 +138,7 @@ typedef struct hy_phrase {
 } hy_phrase;
 
 hy_phrase hy_grouped(int64_t n);        /* formats 1234567 as 1,234,567 */
-hy_phrase hy_part_of(const trainer *t); /* which part of the text is held out */
+hy_phrase hy_part_of(const trainer *t); /* says which part of the text is held out */
 int hy_recent_count(const hy_recent *r);
 double hy_recent_mean(const hy_recent *r, const double *values);
 gt_status hy_flush_report(void); /* flushes standard output */
