@@ -1,16 +1,19 @@
-/* The operators' arguments: one function per operator fills in what forward, backward and step read. */
+/* Builds the argument struct of each operator call of the model.  Forward, backward and step of an operator use the
+ * same struct, so each operator has one function here. */
 #ifndef HYBRID_ARGS_H
 #define HYBRID_ARGS_H
 
 #include "hybrid_inside.h"
 
 static const float model_eps = 1e-5f;
-static const float head_norm_eps = 64e-5f; /* as RWKV-6: 1e-5 times 8^2 */
+static const float head_norm_eps = 64e-5f; /* as in RWKV-6: 1e-5 * 8^2 */
 
-/* The struct fields follow the order of the headers, several on a line, which clang-format would change. */
+/* clang-format is off, because it would put every struct field on its own line.  The fields have the order of the
+ * structs in gt_kernels.h and hybrid_ops.h. */
 /* clang-format off */
 
-/* A plain projection y = x weight^T, or `count` projections whose arrays lie at equal steps. */
+/* A projection y = x weight^T.  With `count`, the struct describes `count` projections.  x_step and y_step are the
+ * distances, in elements, from one projection's array to the next one's. */
 typedef struct linear {
     int64_t inputs, outputs;
     int weight;               /* parameter [count,outputs,inputs] */
@@ -18,7 +21,7 @@ typedef struct linear {
     int64_t x_row;            /* row stride in elements, 0 = packed */
     void *y;
     int64_t y_row;
-    gt_dtype y_dtype;         /* 0 = of the activations */
+    gt_dtype y_dtype;         /* 0 = the dtype of activations */
     int64_t count, x_step, y_step;
 } linear;
 
@@ -58,7 +61,7 @@ static inline linear mamba_out_of(const hy_model *m, int l, const pass *p) {
                     .x = m->acts[l].ssd_gated, .y = branch_b(m, p, m->acts[l].branches),
                     .y_row = branch_row(m)};
 }
-/* Mamba-1: the projection from the convolved x to B, C and the low-rank input of dt. */
+/* Mamba-1: projects the convolved x to B, C and the low-rank input of dt. */
 static inline linear select_of(const hy_model *m, int l) {
     return (linear){.inputs = m->I, .outputs = select_row(m), .weight = m->layer[l].select,
                     .x = m->acts[l].conv, .y = m->acts[l].select};
@@ -68,7 +71,7 @@ static inline linear dt_of(const hy_model *m, int l) {
                     .x = act_at(m, m->acts[l].select, 2 * m->S), .x_row = select_row(m),
                     .y = m->acts[l].dt};
 }
-/* The mix's projection P.  RF: reads b.  CP: reads the rows [a; b]. */
+/* The projection P of the two mixes that have one (see hy_mix).  RF projects b; CP projects the rows [a; b]. */
 static inline linear joint_of(const hy_model *m, int l, const pass *p) {
     int both = m->config.mix == HY_MIX_CONCAT;
     void *branches = m->acts[l].branches;
@@ -91,7 +94,7 @@ static inline gt_norm_gate_args norm_of(const hy_model *m, int l, const pass *p)
                                .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
-/* The token shift that feeds the low-rank pair. */
+/* The token shift before the two low-rank projections that compute the offsets of the five lerps. */
 static inline hy_lerp_args shift_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     return (hy_lerp_args){.B = p->B, .T = p->T, .D = m->C, .count = 1, .dtype = m->be->dtype,
@@ -102,7 +105,8 @@ static inline hy_lerp_args shift_of(const hy_model *m, int l, const pass *p) {
                           .dmu = grad_of(m, m->layer[l].mu_x)};
 }
 
-/* The five data-dependent lerps.  They run after shift_of, so they write the new state. */
+/* The five data-dependent lerps.  shift_of reads the same state before them, so only this later call writes the new
+ * state. */
 static inline hy_lerp_args lerps_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     return (hy_lerp_args){.B = p->B, .T = p->T, .D = m->C, .count = MIXES, .dtype = m->be->dtype,
@@ -146,8 +150,8 @@ static inline gt_norm_gate_args head_norm_of(const hy_model *m, int l, const pas
                                .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
-/* A row of the in-projection's output holds z [I], x B C [I+2S] (the convolution's channels), dt [Hm].  Mamba-1: z [I],
- * x [I].  Models that use conv_ssd call conv1d only for single tokens. */
+/* A row of the in-projection's output holds z [I], x B C [I+2S] and dt [Hm]; the convolution's channels are x B C.
+ * With Mamba-1 a row holds z [I] and x [I].  Models that use conv_ssd call conv1d only for single tokens. */
 static inline gt_conv1d_args conv1d_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     return (gt_conv1d_args){.B = p->B, .T = p->T, .D = conv_rows(m), .W = m->W,
@@ -170,7 +174,8 @@ static inline hy_map_args A_of(const hy_model *m, int l) {
                          .y = m->acts[l].A, .dy = m->grad.A, .dx = grad_of(m, m->layer[l].A_log)};
 }
 
-/* conv1d, then ssd on the convolved x, B and C.  For forward and backward, not for steps. */
+/* conv1d and ssd in one call: ssd reads the convolved x, B and C.  Forward and backward use this call; a step for
+ * one token does not. */
 static inline gt_conv_ssd_args conv_ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     int64_t dt = m->I + conv_rows(m);
@@ -195,7 +200,7 @@ static inline gt_conv_ssd_args conv_ssd_of(const hy_model *m, int l, const pass 
                               .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
-/* ssd after a separate conv1d: for single tokens, and as a part of wkv_ssm. */
+/* ssd alone, after a separate conv1d.  Steps for one token use it, and wkv_ssm contains it. */
 static inline gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     int64_t conv = conv_rows(m), B = m->I, C = m->I + m->S, dt = m->I + conv;
@@ -216,7 +221,7 @@ static inline gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
                          .workspace_bytes = m->workspace_bytes};
 }
 
-/* Both recurrences of a layer.  Only the outer struct has the fields that both share. */
+/* Both recurrences of a layer in one call.  Only the outer struct holds the fields that both recurrences share. */
 static inline gt_wkv_ssm_args wkv_ssm_of(const hy_model *m, int l, const pass *p) {
     gt_wkv6_args wkv6 = wkv6_of(m, l, p);
     gt_ssd_args ssd = ssd_of(m, l, p);
@@ -231,7 +236,7 @@ static inline gt_wkv_ssm_args wkv_ssm_of(const hy_model *m, int l, const pass *p
     return both;
 }
 
-/* Mamba-1.  The scan also applies the gate. */
+/* The recurrence of Mamba-1, which also applies the gate. */
 static inline gt_selective_scan_args scan_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     const gt_stride4 rows = {.t = select_row(m)};
@@ -341,7 +346,7 @@ static inline gt_rmsnorm_linear_args head_of(const hy_model *m, const pass *p) {
                                     .workspace_bytes = m->workspace_bytes};
 }
 
-/* The head on the last row of each sequence. */
+/* The output head for the last token of each sequence only. */
 static inline gt_rmsnorm_linear_args last_head_of(const hy_model *m, const pass *p) {
     gt_rmsnorm_linear_args head = head_of(m, p);
     head.M = p->B, head.x_stride = p->T * m->C;
@@ -351,7 +356,7 @@ static inline gt_rmsnorm_linear_args last_head_of(const hy_model *m, const pass 
 
 static inline hy_embedding_args embedding_of(const hy_model *m, const pass *p) {
     return (hy_embedding_args){.M = p->M, .V = m->V, .D = m->C, .dtype = m->be->dtype,
-                               /* a tied head has already written its share */
+                               /* a tied head has already written its part of this gradient */
                                .accumulate = m->config.untied ? m->accumulate : 1,
                                .token = m->tokens, .table = weight_of(m, m->embedding),
                                .y = m->acts[0].x, .dy = m->grad.x,

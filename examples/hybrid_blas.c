@@ -1,18 +1,18 @@
-/* Matrix products by OpenBLAS.
+/* Computes matrix products c with OpenBLAS.
  *
- * OpenMP distributes the blocks of c over threads, and OpenBLAS computes each block with one thread.  Block sizes do
- * not depend on the number of threads, so results do not either.
+ * OpenMP distributes the blocks of c over the threads, and OpenBLAS computes each block with one thread.  The sizes
+ * of the blocks do not depend on the number of threads, so the results do not depend on it either.
  *
- * Rows of c must not depend on the number of windows: a rank with some windows must compute the same bits as one
- * process with all windows.  OpenBLAS changes its order of addition with the size of a block and with the place in the
- * block.  So blocks never cross the border of a window. */
+ * A row of c must not depend on the number of windows.  Otherwise a rank with some windows would compute other bits
+ * than one process with all windows.  OpenBLAS changes its order of addition with the size of a block and with a
+ * row's place in the block.  So no block crosses the border of a window. */
 #include "hybrid_cpu.h"
 #include <cblas.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { BLAS_M = 64, BLAS_N = 1024 }; /* the largest block */
+enum { BLAS_M = 64, BLAS_N = 1024 }; /* rows and columns of the largest block */
 
 const char *hy_blas_open(void) {
     static char name[48];
@@ -24,8 +24,8 @@ const char *hy_blas_open(void) {
     return name;
 }
 
-/* Converts a size to int, which BLAS uses.  BLAS demands a leading dimension of at least 1, even for an empty matrix.
- * */
+/* Converts a size to int, the type of sizes in BLAS.  BLAS demands a leading dimension of at least 1, even for an
+ * empty matrix. */
 static gt_status blas_int(const char *name, int64_t value, int *to) {
     if (value > INT_MAX)
         return hy_fail(GT_ERROR_UNSUPPORTED, "cpu gemm: %s = %lld: OpenBLAS takes at most %d", name, (long long)value,
@@ -45,7 +45,7 @@ gt_status hy_blas_gemm(hy_backend *be, const hy_gemm_args *args) {
     if (status != GT_OK) return status;
     if (g.K == 0) K = 0;
     const int64_t window = be->window && !g.trans_a && g.M % be->window == 0 ? be->window : g.M;
-    const int64_t m = BLAS_M, n = BLAS_N, blocks = (window + m - 1) / m; /* blocks per window */
+    const int64_t m = BLAS_M, n = BLAS_N, blocks = (window + m - 1) / m; /* number of blocks in a window */
     int64_t rows = window ? g.M / window * blocks : 0, cols = (g.N + n - 1) / n, tasks = g.count * rows * cols;
 #ifdef _OPENMP
 #pragma omp parallel for if (g.count * g.M * g.N * g.K > 20000)

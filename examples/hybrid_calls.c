@@ -13,7 +13,7 @@ void hy_calls_parameters(int64_t count) { parameters = count; }
 
 static double size_of(gt_dtype dtype) { return dtype == GT_BF16 || dtype == GT_F16 ? 2 : 4; }
 
-/* The bytes of a call of gt_kernels.h, from its operator's table. */
+/* Computes the bytes that one call of a gt_kernels.h operator moves; the operator's table lists its arrays. */
 static double bytes_of(const gt_op *op, gt_pass pass, const void *args) {
     _Alignas(16) char filled[2048];
     gt_dims dims;
@@ -66,8 +66,8 @@ static double bytes_cross_entropy(const hy_cross_entropy_args *a, int backward) 
 
 /* ---- operators ---------------------------------------------------------------------------------- */
 
-/* F(name, arguments, bytes) for every function of a backend that computes.  bytes is an expression in the arguments a.
- * */
+/* Expands F(name, arguments, bytes) for every function of a backend that computes.  `bytes` is an expression that
+ * reads the arguments `a`. */
 #define GT_PASS(op, pass, PASS) F(op##_##pass, gt_##op##_args, bytes_of(gt_op_##op(), PASS, a))
 #define GT_OP(op) GT_PASS(op, forward, GT_FORWARD) GT_PASS(op, backward, GT_BACKWARD)
 #define GT_OP_AND_STEP(op) GT_OP(op) GT_PASS(op, step, GT_STEP)

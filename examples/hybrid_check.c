@@ -10,13 +10,15 @@
         if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
-/* The limit of each tensor is measured, because deep models amplify rounding, and some gradients are small sums of
- * large terms.  `nudged` is the true model with every parameter moved by a random part of the device's unit roundoff.
- * The mean change of a tensor over some trials is the effect of a single rounding.  The device rounds in every
- * operator, so the limit is a multiple of that effect. */
+/* The limit of each tensor's error is measured, because no fixed limit fits all tensors.  Deep models amplify
+ * rounding, and some gradients are small sums of large terms.
+ *
+ * `nudged` is the true model with every parameter changed by a random part of the device's unit roundoff.  The mean
+ * change of a tensor over TRIALS such models is the effect of a single rounding.  The device rounds in every
+ * operator, so the limit is a multiple of this effect. */
 enum { TRIALS = 4 };
-static const double allowed = 10;   /* limit: so many times the effect of a single rounding ... */
-static const double base_units = 8; /* ... plus so many unit roundoffs */
+static const double allowed = 10;   /* the limit is this multiple of a single rounding's effect ... */
+static const double base_units = 8; /* ... plus this number of unit roundoffs */
 
 typedef struct check {
     hy_model *device, *truth, *nudged;
@@ -27,16 +29,16 @@ typedef struct check {
     const int32_t *tokens, *targets;
     double unit;                    /* unit roundoff of the device */
     uint64_t rounding;              /* seed of round_after_norm */
-    double *got, *expected;         /* room for the largest tensor */
+    double *got, *expected;         /* each has room for the largest tensor */
     double *before, *nudged_before; /* all parameters before the step */
     int64_t parameters;
-    /* sums over trials of squared relative changes */
+    /* per tensor: squared relative changes, summed over the trials */
     double *activation_nudge, *gradient_nudge, *update_nudge;
     FILE *out;
     int failures;
 } check;
 
-/* |a - b| / |b|; NaN if any is NaN */
+/* Computes |a - b| / |b|; NaN if any number is NaN. */
 static double distance(const double *a, const double *b, int64_t n) {
     double d = 0, s = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -46,13 +48,13 @@ static double distance(const double *a, const double *b, int64_t n) {
     return d == 0 ? 0 : sqrt(d / (s > 0 ? s : 1e-300));
 }
 
-static double noise(uint64_t *state) { /* -1 to 1 */
+static double noise(uint64_t *state) { /* a random number from -1 to 1 */
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (double)(*state >> 11) / 4503599627370496.0 - 1;
 }
 
-/* Moves every parameter a little, by the same amount in both models.  A parameter of zero would make the gradients of
- * operators before it zero, so an error there would not show. */
+/* Changes every parameter a little, by the same amount in both models.  New models have parameters that are zero.
+ * They make the gradients of the operators before them zero, so an error in these operators would not show. */
 static gt_status shake(check *c) {
     uint64_t state = 1;
     for (int i = 0; i < hy_model_param_count(c->truth); i++) {
@@ -100,10 +102,10 @@ static gt_status read_updates(check *c, hy_model *m, const double *before, int i
     return read_update(c->truth, i, c->before, c->expected);
 }
 
-/* Runs AdamW with settings that suit a comparison.  AdamW divides each gradient by its own size.  With a small eps a
- * tiny gradient, whose sign may be rounding error, would move its parameter as far as a large gradient.  So eps is the
- * root mean square of the gradient after clipping to the 2-norm `norm`.  lr is large, so that updates stand out from
- * the rounding of the parameters. */
+/* Runs AdamW with settings that suit a comparison.  AdamW divides each gradient by its own size.  A tiny gradient's
+ * sign may be rounding error, and with a small eps it would change its parameter as much as a large gradient does.
+ * So eps is the root mean square of the gradient after clipping to the 2-norm `norm`.  lr is large, so that updates
+ * stand out from the rounding of the parameters. */
 static gt_status update(const check *c, hy_model *m) {
     const float norm = 0.1f;
     const hy_optimizer o = {.lr = 100,
@@ -120,7 +122,8 @@ static double squared_change(const check *c, int64_t n) {
     return change * change;
 }
 
-/* Call this function before any backward, which overwrites activations. */
+/* Measures the changes of activations between `truth` and `nudged`.  Call it before any backward, because backward
+ * overwrites activations. */
 static gt_status measure_activations(check *c) {
     for (int trial = 0; trial < TRIALS; trial++) {
         TRY(nudge(c, trial));
@@ -138,10 +141,10 @@ static gt_status create_nudged(check *c) {
     return hy_model_create(c->cpu, c->config, c->vocab, c->B, c->T, c->seed, &c->nudged);
 }
 
-/* Returns whether parameter p is the Dskip of a single-head Mamba-2, which needs a wider limit.  Mamba-2's gated norm
- * ignores a factor of the whole row.  With a single head, Dskip mostly scales the row, so its gradient is a sum that
- * nearly cancels.  Nudged parameters keep this cancellation, but rounding the norm's gradient element by element breaks
- * it.  So the limit also includes the measured effect of that rounding. */
+/* Returns whether parameter p is the Dskip of a Mamba-2 with a single head; its gradient needs a wider limit.
+ * Mamba-2's gated norm removes a common factor of the row.  With a single head Dskip mostly scales the whole row, so
+ * its gradient is a sum of terms that nearly cancel.  Nudged parameters keep this cancellation, but rounding the
+ * norm's gradient element by element breaks it.  So the limit also includes the measured effect of that rounding. */
 static int is_single_scale(const hy_param *p) {
     const char *end = strstr(p->name, "mamba.Dskip");
     return end && p->count == 1;
@@ -176,8 +179,8 @@ static gt_status measure_single_scales(check *c, int trial) {
     return status;
 }
 
-/* Measures the changes of gradients and updates.  Call it after the truth's step.  Every trial is the first step of a
- * new optimiser. */
+/* Measures the changes of gradients and updates between `truth` and `nudged`.  Call it after the step of `truth`.
+ * Every trial is the first step of a new optimiser. */
 static gt_status measure_step(check *c) {
     int scales = 0;
     for (int i = 0; i < hy_model_param_count(c->truth); i++) scales += is_single_scale(hy_model_param(c->truth, i));
@@ -199,7 +202,7 @@ static gt_status measure_step(check *c) {
     return GT_OK;
 }
 
-/* floor: an error that even an exact device would show. */
+/* Prints and judges one tensor's error.  `floor` is an error that even an exact device would have. */
 static void report(check *c, const char *kind, const char *name, int64_t n, double nudge, double floor) {
     double error = distance(c->got, c->expected, n);
     double limit = allowed * sqrt(nudge / TRIALS) + base_units * c->unit + floor;
@@ -228,9 +231,10 @@ static gt_status check_gradients(check *c) {
     return GT_OK;
 }
 
-/* The error that rounding parameters to fp32 adds to an update.  The check computes an update as the parameter after
- * the step minus the parameter before it.  Each model rounds the parameter after the step, by up to 2^-24 of its value.
- * The smaller the update is compared with the parameter, the larger is this error relative to the update. */
+/* Computes the error that the rounding of parameters to fp32 adds to an update.  The check computes an update as the
+ * parameter after the step minus the parameter before the step.  Each model rounds the parameter after the step, by
+ * up to 2^-24 of its value.  The smaller an update is in proportion to its parameter, the larger this relative error
+ * is. */
 static double rounding_of_values(const check *c, const hy_param *p) {
     double after = 0, moved = 0;
     for (int64_t k = 0; k < p->count; k++) {
@@ -289,8 +293,8 @@ static gt_status make_room(check *c) {
     return hy_fail(GT_ERROR_MEMORY, "no memory for %lld numbers", (long long)(most + c->parameters));
 }
 
-/* The loss scale: a power of two near the number of tokens.  It turns the gradient of a mean into the gradient of a
- * sum, whose terms are large enough for fp16. */
+/* The loss scale: a power of two near the number of tokens.  The loss is a mean over tokens; the scale turns its
+ * gradient into the gradient of a sum.  The terms of that sum are large enough for fp16. */
 static float loss_scale(int64_t tokens) {
     float scale = 1;
     while (scale * 2 <= (float)tokens) scale *= 2;

@@ -24,10 +24,10 @@ typedef struct row {
     const char *name;
     kind kind;
     size_t offset;
-    const char *argument;   /* as --help shows it */
-    const char *cpu, *cuda; /* default per device; cuda NULL: same as cpu */
+    const char *argument;   /* name of the value in --help */
+    const char *cpu, *cuda; /* default on each device; cuda NULL: the same as cpu */
     double min, max, multiple;
-    const char *const *choices; /* ends with NULL; for a WHOLE, its one word stands for HY_AUTO */
+    const char *const *choices; /* ends with NULL.  A WHOLE may have one word here, which means HY_AUTO */
     const char *help;
 } row;
 
@@ -223,7 +223,7 @@ static const row rows[] = {
     {"help", FLAG, AT(help), NULL, "no", .help = "print the common options"},
     {"help-all", FLAG, AT(help_all), NULL, "no", .help = "print all options"},
 };
-/* The lines of --help, which fits one screen. */
+/* The options that --help lists, in few words, so that the list fits one screen. */
 static const struct {
     const char *name, *help;
 } common[] = {{"data", "a text, files A,B or a folder; without it the fables"},
@@ -257,7 +257,8 @@ static int least(int a, int b) { return a < b ? a : b; }
 
 static int same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
 
-/* Fewest insertions, deletions, replacements and swaps of neighbours that turn a into b; ignores case. */
+/* Returns the smallest number of insertions, deletions, replacements and swaps of neighbours that turn a into b.
+ * Ignores case. */
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
     int d[3][LONGEST + 1], n = least((int)strlen(a), LONGEST), m = least((int)strlen(b), LONGEST);
@@ -274,8 +275,8 @@ static int edit_distance(const char *a, const char *b) {
     return d[n % 3][m];
 }
 
-/* The only one of `words` that begins with `word`; NULL if there are none or several, or if `word` has less than three
- * letters. */
+/* Returns the only one of `words` that begins with `word`.  Returns NULL if there is no such word, if there are
+ * several, or if `word` has less than three letters. */
 static const char *only_beginning(const char *word, const char *const *words, int count) {
     const char *found = NULL;
     size_t length = strlen(word);
@@ -303,7 +304,7 @@ typedef struct hint {
     char text[96];
 } hint;
 
-/* "; the nearest is WORD", or "" if no word is similar. */
+/* Makes the text "; the nearest is WORD", or "" if no word is similar. */
 static hint hint_at(const char *word, const char *const *words, int count) {
     const char *nearest = hy_nearest(word, words, count);
     hint out = {""};
@@ -318,7 +319,7 @@ static int hex_digit(char c) {
     return c && at ? (int)(at - digits) : -1;
 }
 
-/* Copies text, resolving the escapes.  NUL cannot be given. */
+/* Copies a text and replaces each escape by its byte.  The text cannot contain NUL. */
 static gt_status unescape(char *to, const char *from, const row *r, const char *where) {
     static const char code[] = "ntfr\\", byte[] = "\n\t\f\r\\";
     while (*from) {
@@ -343,8 +344,8 @@ static gt_status unescape(char *to, const char *from, const row *r, const char *
     return GT_OK;
 }
 
-/* The number at the start of `value`, limited to the range of the option; NAN if there is no number.  *exact: 1 if
- * `value` is a valid number as it stands. */
+/* Returns the number at the start of `value`, limited to the range of the option; NAN if there is no number.  *exact
+ * is 1 if `value` as a whole is a valid number. */
 static double nearest_number(const row *r, const char *value, int *exact) {
     char *end;
     double given = strtod(value, &end), x = given;
@@ -356,7 +357,7 @@ static double nearest_number(const row *r, const char *value, int *exact) {
     return x;
 }
 
-/* where: prefix of the error message, "" or "file:line: ". */
+/* Sets a number option.  `where` is the prefix of the error message: "" or "file:line: ". */
 static gt_status set_number(hy_options *o, const row *r, const char *value, const char *where) {
     int exact;
     if (r->choices && !strcmp(value, r->choices[0])) {
@@ -401,7 +402,7 @@ static gt_status set_list(hy_lengths *list, const row *r, const char *value, con
                    where, r->name, value, HY_LENGTHS_MAX, r->min, r->max);
 }
 
-/* The index of value in a list that ends with NULL. */
+/* Finds `value` in a list of words that ends with NULL, and stores its index in *index. */
 static gt_status find_word(const char *const *words, const char *value, const row *r, const char *where, int *index) {
     char list[256] = "";
     int count = 0;
@@ -451,12 +452,13 @@ static gt_status set_value(hy_options *o, const row *r, const char *value, const
 
 /* ---- config file and command line ----------------------------------------------------------- */
 
-/* Other names of options. */
+/* Options that users may know by another name. */
 static const struct alias {
     const char *name, *option;
 } aliases[] = {{"log", "csv"}, {"max-steps", "steps"}, {"batch-size", "batch"}, {"seq-len", "seq"}};
 
-/* Finds the row with this key; - and _ are the same.  NULL, with an error message, if there is none. */
+/* Finds the row of the option `key`; the characters - and _ count as equal.  If there is none, returns NULL and sets
+ * the error. */
 static const row *find_row(const char *key, const char *where) {
     const char *names[ROWS];
     char name[64];
@@ -490,7 +492,8 @@ static void strip_comment(char *text) {
         if (*p == '#' && (p == text || p[-1] == ' ' || p[-1] == '\t')) *p = 0;
 }
 
-/* Reads the value after a colon, without quotes and comment.  Quotes have a meaning only at the start of a value. */
+/* Reads the value after a colon, and removes its quotes and any comment.  Quotes have a meaning only at the start of
+ * a value. */
 static gt_status read_value(char *text, const char *name, const char *where, char **value) {
     text += strspn(text, " \t\r\n");
     *value = text + 1;
@@ -521,7 +524,7 @@ static gt_status read_line(hy_options *o, char *line, const char *where) {
     return status == GT_OK ? set_value(o, r, value, where) : status;
 }
 
-/* Reads a line including its end.  Returns its length, at most size - 1; 0 at the end of the file. */
+/* Reads a line including its line end.  Returns its length, at most size - 1; 0 at the end of the file. */
 static size_t next_line(FILE *file, char *line, size_t size) {
     size_t length = 0;
     for (int c; length + 1 < size && (c = getc(file)) != EOF;) {
@@ -573,13 +576,13 @@ static gt_status read_argument(hy_options *o, char *const **at) {
     if (r->kind == FLAG) return set_value(o, r, "yes", "");
     if (!(*at)[1]) return hy_fail(GT_ERROR_VALUE, "%s: the value is missing (--%s %s)", key, r->name, r->argument);
     const char *next = (*at)[1];
-    if (!strncmp(next, "--", 2) && next[2]) /* likely an option, not a value that begins with -- */
+    if (!strncmp(next, "--", 2) && next[2]) /* this is probably an option, not a value that begins with -- */
         return hy_fail(GT_ERROR_VALUE, "--%s: the value is missing; if it is '%s', write --%s=%s", key, next, key,
                        next);
     return set_value(o, r, *++*at, "");
 }
 
-/* Sets the options of the command line, and finds the config file. */
+/* Sets the options that the command line gives, and stores the name of the config file in *file. */
 static gt_status read_arguments(hy_options *o, char *const *argv, const char **file) {
     gt_status status = GT_OK;
     *file = NULL;
@@ -661,8 +664,8 @@ gt_status hy_options_default(hy_options *o, int cuda) {
 
 /* ---- options in a model file ---------------------------------------------------------------- */
 
-/* Options that change the result come first.  data is not among them, since the text is compared by its bytes, not by
- * its name. */
+/* The options that a model file stores.  Options that change the result come first.  `data` is not among these: the
+ * text is compared by its bytes, not by its name. */
 static const char *const kept[] = {
     /* the model's shape */
     "model", "hidden", "layers", "heads", "d-state", "expand", "d-conv", "mamba-head", "ffn", "untied", "tokens",
@@ -715,7 +718,7 @@ int hy_options_of_model(const char *name) {
     return 0;
 }
 
-/* The options that each mode other than training reads, with spaces around them.  Training reads all options except
+/* The options that each mode other than training reads, with spaces around each.  Training reads all options except
  * those that only another mode reads. */
 #define SIZES " hidden layers heads head-size d-state expand d-conv mamba-head ffn untied "
 static const struct {
@@ -833,7 +836,7 @@ gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
 
 int hy_options_given(const hy_options *o, const char *name) { return o->given[find_row(name, "") - rows] == BY_USER; }
 
-/* Prints x in the fewest digits that read back as the same number. */
+/* Prints x with the smallest number of digits that gives the same number when it is read. */
 static void print_number(char text[HY_TEXT_MAX], double x) {
     for (int digits = 6; digits <= 17; digits++) {
         snprintf(text, HY_TEXT_MAX, "%.*g", digits, x);
@@ -856,7 +859,7 @@ void hy_options_text(const hy_options *o, const char *name, char text[HY_TEXT_MA
         snprintf(text, HY_TEXT_MAX, "%s", (const char *)field);
 }
 
-/* Sets an option to a text from a model file.  STRINGs have no escapes there. */
+/* Sets an option to a text from a model file.  Unlike on the command line, a STRING has no escapes there. */
 static gt_status set_kept(hy_options *o, const row *r, const char *text, const char *file) {
     char where[256];
     snprintf(where, sizeof where, "%.200s: damaged: option ", file);
@@ -870,7 +873,8 @@ static gt_status set_kept(hy_options *o, const row *r, const char *text, const c
     return GT_OK;
 }
 
-/* Returns whether an option has no value yet: 0 for a size of the model means the size of the named model. */
+/* Returns whether an option has no value yet.  A model's size of 0 counts as no value, because it means the size of
+ * the named model. */
 static int is_open(const hy_options *o, const row *r) {
     if (!o->given[r - rows]) return 1;
     return r->kind == WHOLE && hy_options_of_model(r->name) && *(const int64_t *)((const char *)o + r->offset) == 0;
@@ -895,7 +899,7 @@ gt_status hy_options_take(hy_options *o, const char *name, const char *text, con
 
 /* ---- help ----------------------------------------------------------------------------------- */
 
-enum { HELP = 23, WIDTH = 79 }; /* columns where the text begins and where lines end */
+enum { HELP = 23, WIDTH = 79 }; /* column where the descriptions begin; column where lines end */
 
 static void print_option(FILE *out, const row *r, const char *help) {
     char left[64], text[512], standard[96] = "";

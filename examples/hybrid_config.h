@@ -10,7 +10,7 @@
 
 #define HY_LENGTHS_MAX 64
 
-enum { HY_AUTO = -1 }; /* value of a whole number that the user set to its word, 'auto' or 'none' */
+enum { HY_AUTO = -1 }; /* value of a whole-number option that the user set to 'auto' or 'none' */
 
 typedef struct hy_lengths {
     int count;
@@ -24,29 +24,29 @@ typedef struct hy_options {
     int shuffle;
     char separator[HY_TEXT_MAX];
     char tokens[HY_TEXT_MAX], split[HY_TEXT_MAX];
-    int64_t vocab, end_token; /* if tokens are numbers; vocab 0: the largest + 1; end_token -1: none */
+    int64_t vocab, end_token; /* for tokens that are numbers.  vocab 0: the largest number + 1; end_token -1: none */
     int end_symbol;
     char model[HY_TEXT_MAX];
-    /* 0: the value of the named model, or the default for the other sizes */
+    /* 0: the size of the named model, or the default if that model leaves the size open */
     int64_t hidden, layers, heads, head_size, d_state, expand, d_conv, mamba_head, ffn; /* ffn HY_AUTO: no FFN */
     int untied;
     int64_t steps, batch, seq, warmup, seed;
     double lr, min_lr, weight_decay, clip, beta1, beta2, eps, dropout, ema;
     char schedule[HY_TEXT_MAX];
-    int64_t decay_steps, micro_batch; /* micro_batch: 0 = batch, HY_AUTO = by memory */
+    int64_t decay_steps, micro_batch; /* micro_batch: 0 = batch, HY_AUTO = as many windows as fit */
     int keep_best;
     int stateful, recompute;
     char fuse[HY_TEXT_MAX];
     char device[HY_TEXT_MAX], fallback[HY_TEXT_MAX], nccl[HY_TEXT_MAX];
     char dtype[HY_TEXT_MAX];
     int check;
-    hy_lengths bench;       /* none: no benchmark */
-    hy_lengths bench_batch; /* none: batch */
+    hy_lengths bench;       /* lengths of the benchmark; none: no benchmark */
+    hy_lengths bench_batch; /* batches of the benchmark; none: `batch` alone */
     int64_t bench_runs;     /* how often the benchmark times each pass */
     int64_t bench_steps;    /* training steps of the benchmark; 0: none */
     int bench_cpu, bench_generate, profile, synchronize, watch;
     hy_lengths plan;        /* batches to plan for; none: no plan */
-    char save[HY_TEXT_MAX]; /* these five: "" = off */
+    char save[HY_TEXT_MAX]; /* save, resume, init, eval, score: "" = off */
     char resume[HY_TEXT_MAX], init[HY_TEXT_MAX];
     char eval[HY_TEXT_MAX], score[HY_TEXT_MAX], generate[HY_TEXT_MAX];
     int64_t save_every;
@@ -62,11 +62,12 @@ typedef struct hy_options {
     int gates_strict;
     int help, help_all, version, list_models;
     const char *config;                  /* the config file, as in argv; NULL = none */
-    unsigned char given[HY_OPTIONS_MAX]; /* per row of the table: 1 set by the user, 2 set by a model file, 0 neither */
+    unsigned char given[HY_OPTIONS_MAX]; /* for each row of the table 1: user set it, 2: model file set it, 0: unset */
 } hy_options;
 
-/* Reads the config file, if the command line names one, and then the command line, so that the command line wins.  On
- * failure hy_last_error() names the wrong key or value, and the most similar valid one if there is one. */
+/* Reads the config file, if the command line names one, and then the command line.  So the command line overrides
+ * the config file.  On failure hy_last_error() names the wrong key or value, and the most similar valid one if there
+ * is one. */
 gt_status hy_options_parse(hy_options *options, int argc, char *const *argv);
 
 /* Sets every option that the user left out to its default.  Some defaults depend on the device. */
@@ -81,26 +82,27 @@ const char *hy_options_name(int i);
 const char *hy_options_kept(int i);
 /* Writes the value of an option as text.  The text may contain any byte except NUL. */
 void hy_options_text(const hy_options *options, const char *name, char text[HY_TEXT_MAX]);
-/* Sets an option that the user left out to a value from the model file `file`, given as hy_options_text writes it.  A
- * different value from the user stays.  But with `strict` the function refuses it if the option changes the result;
- * only a larger value of steps is allowed. */
+/* Gives an option the value `text` from the model file `file`; `text` is in the form of hy_options_text.  An option
+ * that the user set keeps the user's value.  With `strict` the function fails if that value differs from the file's
+ * and the option changes the result.  Only `steps` may then have a larger value. */
 gt_status hy_options_take(hy_options *options, const char *name, const char *text, const char *file, int strict);
-/* The configuration of the named model, with the sizes that the options set.  It is not resolved yet. */
+/* Gives the configuration of the model that the option `model` names, with the sizes that the user set.  The caller
+ * must still call hy_config_resolve. */
 gt_status hy_options_config(const hy_options *options, hy_config *config);
-/* Returns whether an option is part of the model's shape, so that existing weights fit only one value of it. */
+/* Returns whether an option is part of the model's shape.  Existing weights fit only one value of such an option. */
 int hy_options_of_model(const char *name);
-/* Fails if the user gave an option that has no effect in this mode.  mode: "train", "resume", "init", or the name of an
- * option that does not train, such as "eval". */
+/* Fails if the user gave an option that has no effect in this mode.  mode is "train", "resume", "init", or the name
+ * of the option that selects another mode, such as "eval". */
 gt_status hy_options_fit(const hy_options *options, const char *mode);
-/* Like hy_options_fit, for options whose effect depends on the values of other options.  Call it after all options have
- * their values. */
+/* Fails if the user gave an option that has no effect because of the values of other options.  Call it after all
+ * options have their values. */
 gt_status hy_options_fit_together(const hy_options *options, const char *mode);
 /* Returns whether the user gave this option, on the command line or in a config file. */
 int hy_options_given(const hy_options *options, const char *name);
 
-/* Finds the word in `words` that is most similar to `word`: smallest edit distance without regard to case, the first on
- * a tie.  Returns NULL if more than a quarter of the letters would have to change.  But if `word` is the beginning of
- * exactly one of `words`, it returns that one. */
+/* Finds the word in `words` that is most similar to `word`: the one with the smallest edit distance, ignoring case.
+ * If several words have this distance, it returns the first.  It returns NULL if more than a quarter of the letters
+ * would have to change.  Exception: if `word` is the beginning of exactly one of `words`, it returns that one. */
 const char *hy_nearest(const char *word, const char *const *words, int count);
 
 #endif

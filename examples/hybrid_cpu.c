@@ -1,11 +1,12 @@
-/* Opens the CPU backend, hybrid_ops.c, in the fastest form that the build has and the processor can run. */
+/* Opens the CPU backend of hybrid_ops.c.  A build has several variants of it; this file takes the fastest that the
+ * processor can run. */
 #include "hybrid_cpu.h"
 #include <stdio.h>
 #include <string.h>
 
-/* ---- the forms of the backend -------------------------------------------------------------- */
+/* ---- the variants of the backend ----------------------------------------------------------- */
 
-/* hybrid_ops.c, compiled for every processor of this architecture, and for processors with AVX2. */
+/* hybrid_ops.c is compiled twice: for every processor of this architecture, and for processors with AVX2. */
 gt_status hy_backend_cpu_base(hy_backend **backend);
 gt_status hy_backend_cpu_avx2(hy_backend **backend);
 

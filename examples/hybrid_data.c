@@ -8,14 +8,14 @@
 
 /* ---- text ----------------------------------------------------------------------------------- */
 
-/* Length of the line end at byte i, 0 if there is none. */
+/* Returns the length of the line end at byte i; 0 if there is none. */
 static int64_t line_end_at(const uint8_t *bytes, int64_t size, int64_t i) {
     if (i < size && bytes[i] == '\n') return 1;
     return i + 1 < size && bytes[i] == '\r' && bytes[i + 1] == '\n' ? 2 : 0;
 }
 
-/* Length of the separator that starts at byte i; 0 if none starts there.  Three or more line ends in a row, which are
- * two or more blank lines, are one separator. */
+/* Returns the length of the separator that starts at byte i; 0 if none starts there.  Three or more line ends in a
+ * row (two or more blank lines) count as one separator. */
 static int64_t separator_at(const uint8_t *bytes, int64_t size, int64_t i, const char *separator) {
     int64_t length = (int64_t)strlen(separator), line_ends = 0, end = i;
     if (length) return length <= size - i && !memcmp(bytes + i, separator, (size_t)length) ? length : 0;
@@ -24,7 +24,7 @@ static int64_t separator_at(const uint8_t *bytes, int64_t size, int64_t i, const
     return line_ends >= 3 ? end - i : 0;
 }
 
-/* Appends the start of a document to the list. */
+/* Appends a document that starts at token `start` to the list of documents. */
 static int add_document(hy_text *text, int64_t *room, int64_t start) {
     if (text->documents + 2 > *room) {
         *room = *room ? 2 * *room : 1024;
@@ -47,7 +47,8 @@ static void put_token(hy_text *text, int64_t i, int32_t token) {
         ((int32_t *)text->token)[i] = token;
 }
 
-/* Sets the vocabulary to the bytes that occur.  Skips separators that become an end symbol. */
+/* Sets the vocabulary to the bytes that occur in the text.  Does not count the bytes of separators that become an
+ * end symbol. */
 static int find_vocabulary(hy_text *text, const hy_span *span, int64_t spans, const hy_source *from) {
     uint8_t occurs[256] = {0}, list[256];
     int count = 0;
@@ -63,13 +64,13 @@ static int find_vocabulary(hy_text *text, const hy_span *span, int64_t spans, co
     return count;
 }
 
-/* Appends a token to a text in memory. */
+/* Adds a token to the text; stores it if the text lies in memory. */
 static void add_token(hy_text *text, int32_t token) {
     if (text->token) put_token(text, text->size, token);
     text->size++;
 }
 
-/* Adds the tokens and documents of a file.  A document includes its separator. */
+/* Adds the tokens and documents of a file to the text.  The separator after a document belongs to this document. */
 static int take_bytes(hy_text *text, int64_t *room, const hy_span *s, const hy_source *from) {
     int64_t start = text->size;
     for (int64_t i = 0; i < s->size;) {
@@ -132,16 +133,16 @@ static gt_status check_numbers(hy_text *text, const hy_span *span, int64_t spans
     return text->vocab > 1 ? GT_OK : hy_fail(GT_ERROR_VALUE, "every token is 0: there is nothing to learn");
 }
 
-/* Number of held-out tokens among `tokens`.  Integer arithmetic, since a tenth is not exact in binary floating point.
- * */
+/* Returns the number of held-out tokens among `tokens`.  It uses integer arithmetic, since a tenth is not exact in
+ * binary floating point. */
 static int64_t held_out_of(int64_t tokens, const hy_source *from) {
     const int64_t million = 1000000, share = from->held_out ? from->held_out : million / 10;
     return tokens / million * share + (tokens % million * share + million - 1) / million;
 }
 
-/* Sets the sizes of the training and the held-out part.  The held-out part is the end of the text, or the end of each
- * track, or everything from token `other` on (-1: no other files).  Drops a few tokens at the end if the tracks do not
- * divide the text evenly. */
+/* Sets the sizes of the training part and of the held-out part.  The held-out part is one of three: the end of the
+ * text, the end of each track, or other files.  `other` is the index of the first token of the other files, or -1
+ * without such files.  If the tracks do not divide the text evenly, the function drops a few tokens at its end. */
 static gt_status cut_pieces(hy_text *text, int64_t other, const hy_source *from) {
     const int64_t tracks = from->tracks;
     text->pieces = tracks ? tracks : 1;
@@ -160,7 +161,7 @@ static gt_status cut_pieces(hy_text *text, int64_t other, const hy_source *from)
     return GT_OK;
 }
 
-/* Counts the tokens of the training parts, or of the held-out parts, in count[vocab]. */
+/* Counts how often each token occurs in the training parts, or in the held-out parts, in count[vocab]. */
 static void count_tokens(const hy_text *text, int is_held_out, int64_t *count) {
     for (int64_t p = 0; p < text->pieces; p++) {
         const int64_t start = p * text->piece, middle = start + text->piece_train, end = start + text->piece;
@@ -185,7 +186,8 @@ static gt_status count_entropy(hy_text *text) {
     return GT_OK;
 }
 
-/* SHA-256 of the files in their order; `other` files begin at span `first_other`, with a mark before them. */
+/* Computes the SHA-256 of all files, in order.  A mark precedes the held-out files, which begin at span
+ * `first_other`. */
 static void sum_bytes(hy_text *text, const hy_span *span, int64_t spans, int64_t first_other) {
     hy_sha256 sum;
     hy_sha256_start(&sum);
@@ -203,8 +205,8 @@ static int all_mapped(const hy_span *span, int64_t spans) {
     return spans && mapped == spans;
 }
 
-/* Reads a text from spans.  first_other: index of the first held-out span, -1 for none.  If the tokens stay in mapped
- * files, the text takes over the array `span`. */
+/* Reads a text from spans (the contents of files).  `first_other` is the index of the first held-out span, or -1 for
+ * none.  If the tokens stay in mapped files, the text takes over the array `span`. */
 static gt_status read_text(hy_text *text, hy_span *span, int64_t spans, int64_t first_other, const hy_source *from) {
     int64_t bytes = 0, room = 0, other = -1;
     const int stays = all_mapped(span, spans) && !from->end_symbol;
@@ -224,7 +226,7 @@ static gt_status read_text(hy_text *text, hy_span *span, int64_t spans, int64_t 
         span[i].first = text->size;
         failed = from->width ? take_numbers(text, &room, span + i, from) : take_bytes(text, &room, span + i, from);
     }
-    if (first_other == spans) other = text->size; /* the other files are empty */
+    if (first_other == spans) other = text->size; /* the held-out files are empty */
     if (failed) return hy_fail(GT_ERROR_MEMORY, "no memory for a text of %lld bytes", (long long)bytes);
     text->document[text->documents] = text->size;
     snprintf(text->end_text, sizeof text->end_text, "%s",
@@ -445,8 +447,8 @@ void hy_batch_share(hy_batch *batch, int rank, int ranks) {
     batch->all = ranks * batch->rows;
 }
 
-/* Fills row `row` of the whole batch: it predicts `count` tokens from `first` on.  Targets after these are -1.  keep:
- * see hy_batch. */
+/* Fills row `row` of the whole batch.  The row predicts `count` tokens, starting with token `first`; targets after
+ * these are -1.  The struct hy_batch explains `keep`. */
 static void fill_row(hy_batch *batch, const hy_text *text, int64_t row, int64_t first, int64_t count, int keep) {
     batch->all_targets += count;
     row -= batch->first;
@@ -461,7 +463,7 @@ static void fill_row(hy_batch *batch, const hy_text *text, int64_t row, int64_t 
 }
 
 void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random) {
-    int64_t places = text->piece_train - batch->length; /* windows per piece; the first predicts from token 1 on */
+    int64_t places = text->piece_train - batch->length; /* number of windows that fit a piece; none predicts token 0 */
     batch->targets = batch->all_targets = 0;
     for (int64_t row = 0; row < batch->all; row++) {
         int64_t place = (int64_t)(hy_random(random) % (uint64_t)(text->pieces * places));
@@ -469,7 +471,7 @@ void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random) {
     }
 }
 
-/* Finds the document of a track's next token. */
+/* Finds the document that contains the track's next token. */
 static void find_document(hy_tracks *tracks, const hy_text *text, int64_t row) {
     int64_t low = 0, high = text->documents;
     while (high - low > 1) { /* finds the last document that starts at or before the token */

@@ -1,4 +1,4 @@
-/* The text of the last error. */
+/* Stores the text of the last error, separately for each thread. */
 #include "hybrid_ops.h"
 #include <stdarg.h>
 #include <stdio.h>

@@ -16,8 +16,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the numbers of these 
         if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
-static const int64_t header_max = 100000000; /* the limit of the safetensors package */
-enum { DIGITS = 64 };                        /* digits of a checksum */
+static const int64_t header_max = 100000000; /* bytes; the safetensors package of Python and Rust has this limit */
+enum { DIGITS = 64 };                        /* hexadecimal digits of a checksum */
 
 /* ---- the JSON of the header ------------------------------------------------------------------
  * The reader decodes strings in place, and writes a NUL at the end of each. */
@@ -41,7 +41,7 @@ static void skip_space(reader *r) {
     while (r->at < r->end && strchr(" \t\r\n", *r->at) && *r->at) r->at++;
 }
 
-/* Reads the next character if it is `sign`; returns whether it was. */
+/* Returns whether the next character is `sign`, and if so, reads it. */
 static int next_is(reader *r, char sign) {
     skip_space(r);
     if (r->at == r->end || *r->at != sign) return 0;
@@ -51,7 +51,7 @@ static int next_is(reader *r, char sign) {
 
 static gt_status expect(reader *r, char sign) { return next_is(r, sign) ? GT_OK : fail_at(r, "'%c' is missing", sign); }
 
-/* Reads the four digits of \uXXXX. */
+/* Reads the four hexadecimal digits of the escape \uXXXX. */
 static gt_status read_hex(reader *r, unsigned *code) {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     *code = 0;
@@ -144,7 +144,7 @@ static gt_status read_list(reader *r, int64_t *list, int *count) {
 
 /* ---- the header ---------------------------------------------------------------------------- */
 
-/* Makes room for one more element.  The list doubles when its count is a power of two. */
+/* Makes room for one more element of a list.  The list doubles when its count is a power of two. */
 static gt_status make_room(const reader *r, void **list, int count, size_t size) {
     if (count & (count - 1)) return GT_OK;
     void *larger = realloc(*list, (count ? 2 * (size_t)count : 1) * size);
@@ -187,7 +187,8 @@ static gt_status check_tensor(const reader *r, hy_file_tensor *t) {
     return GT_OK;
 }
 
-/* Reads {"dtype": ..., "shape": ..., "data_offsets": ...}; the keys may have any order. */
+/* Reads the description of a tensor: {"dtype": ..., "shape": ..., "data_offsets": ...}.  The keys may have any
+ * order. */
 static gt_status read_tensor(reader *r, hy_file_tensor *t) {
     static const char *const keys[] = {"dtype", "shape", "data_offsets"};
     int64_t offsets[HY_RANK_MAX];
@@ -259,7 +260,7 @@ static int by_key(const void *a, const void *b) {
 static gt_status check_places(hy_file *f) {
     int64_t end = 0;
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_name);
-    for (int i = 1; i < f->tensor_count; i++) /* first, since a repeated name makes the places wrong, too */
+    for (int i = 1; i < f->tensor_count; i++) /* comes first: a repeated name also makes the places wrong */
         if (!by_name(f->tensors + i - 1, f->tensors + i))
             return hy_fail(GT_ERROR_VALUE, "%s: damaged: tensor %.60s is there twice", f->path, f->tensors[i].name);
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_place);
@@ -324,7 +325,8 @@ static gt_status load_header(hy_file *f) {
     return check_places(f);
 }
 
-/* Sets the digits of the checksum to zeros, as far as they lie in `bytes`, which were read from `place` on. */
+/* Replaces digits of the checksum by zeros in `bytes`, which hold a part of the file.  `place` is the offset of this
+ * part in the file; it may contain all, some or none of the digits. */
 static void blank_digits(const hy_file *f, char *bytes, int64_t place, int64_t count) {
     for (int64_t i = 8 + f->checksum_at; i < 8 + f->checksum_at + DIGITS; i++)
         if (i >= place && i < place + count) bytes[i - place] = '0';

@@ -1,4 +1,4 @@
-/* Safetensors files: named tensors, and metadata as pairs of texts.
+/* Safetensors files.  A file holds named tensors, and metadata as pairs of texts.
  *
  *     8 bytes    length of the header, little-endian
  *     header     a JSON object: "__metadata__": {key: text, ...}, then for each tensor
@@ -6,11 +6,11 @@
  *                spaces at its end make its length a multiple of 8
  *     data       the tensors' numbers, little-endian, without gaps
  *
- * The metadata may have a key "checksum".  Its value is "sha256:" and 64 hexadecimal digits: the SHA-256 of the whole
- * file with zeros in place of these digits.
+ * The metadata may have a key "checksum".  Its value is "sha256:" and 64 hexadecimal digits.  The digits are the
+ * SHA-256 of the whole file with zeros in place of these digits.
  *
- * A strict parser of our own reads the header.  A JSON library would accept more than this form allows: keys given
- * twice, numbers such as 1e3, text after the end.  All of these must be errors. */
+ * A strict parser of our own reads the header.  A JSON library would also accept keys given twice, numbers such as
+ * 1e3, and text after the end.  Here all of these must be errors. */
 #ifndef HYBRID_FILE_H
 #define HYBRID_FILE_H
 
@@ -48,10 +48,10 @@ typedef struct hy_file {
 /* Returns 1 if the file at `path` begins like a safetensors file, even if the file is cut off. */
 int hy_is_model(const char *path);
 
-/* Opens a safetensors file.  Refuses a file that is cut off or has a wrong checksum.  If this function or one below
+/* Opens a safetensors file.  Fails if the file is cut off or has a wrong checksum.  If this function or one below
  * fails, hy_last_error() has the reason and names the file. */
 gt_status hy_file_open(hy_file *file, const char *path);
-void hy_file_close(hy_file *file); /* `file` may be all zeros, or a file that could not be opened */
+void hy_file_close(hy_file *file); /* `file` may also be all zeros, or a file that hy_file_open failed to open */
 
 /* The metadata text with this key; NULL if there is none. */
 const char *hy_file_text_of(const hy_file *file, const char *key);
@@ -61,16 +61,17 @@ const hy_file_tensor *hy_file_tensor_of(const hy_file *file, const char *name);
 gt_status hy_file_read(hy_file *file, const hy_file_tensor *tensor, void *numbers);
 
 /* ---- writing -----------------------------------------------------------------------------------
- * Calls in order: name all texts and tensors; begin; write the tensors' data in the same order; end.
- * The writer writes PATH.tmp.  hy_writer_end renames PATH.tmp to PATH once its bytes are on the disk.  So an older file
- * at PATH stays until the new file is complete. */
+ * A caller first names all texts and tensors, then calls hy_writer_begin.  Then it writes the tensors' data in the same
+ * order, and calls hy_writer_end.
+ * The writer writes PATH.tmp, and hy_writer_end renames PATH.tmp to PATH once all bytes are on the disk.  So an older
+ * file at PATH stays until the new file is complete. */
 typedef struct hy_file_writer hy_file_writer;
 
 /* Fails if PATH cannot be written: its folder is missing or read-only, PATH is read-only or not a regular file, or
  * another program is writing it. */
 gt_status hy_writer_open(hy_file_writer **writer, const char *path);
-/* Checks whether hy_writer_open would succeed, and changes no file.  Also fails if the file `reads` is PATH.tmp, which
- * the writer would overwrite.  reads = "": no file. */
+/* Checks whether hy_writer_open would succeed, without changing any file.  `reads` is a file that the caller reads
+ * meanwhile, or "".  Fails if `reads` is PATH.tmp, because the writer would overwrite it. */
 gt_status hy_writer_fits(const char *path, const char *reads);
 /* Adds a metadata pair; key and value are ASCII. */
 gt_status hy_writer_text(hy_file_writer *writer, const char *key, const char *value);

@@ -14,7 +14,7 @@
 
 static gt_status no_memory(void) { return hy_fail(GT_ERROR_MEMORY, "no memory for the names of files"); }
 
-/* Adds FOLDER/NAME, or NAME if the folder is "". */
+/* Adds the path FOLDER/NAME, or NAME if the folder is "". */
 static gt_status add_path(hy_paths *paths, const char *folder, const char *name) {
     const size_t size = strlen(folder) + strlen(name) + 2;
     char **larger = realloc(paths->path, (size_t)(paths->count + 1) * sizeof *larger), *path = malloc(size);
@@ -42,7 +42,7 @@ static gt_status add_folder(hy_paths *paths, const char *folder) {
     for (int i = 0; i < count; i++) {
         if (status == GT_OK && list[i]->d_name[0] != '.') status = add_path(paths, folder, list[i]->d_name);
         if (status == GT_OK && paths->count && list[i]->d_name[0] != '.' && is_folder(paths->path[paths->count - 1]))
-            free(paths->path[--paths->count]); /* leaves out folders inside the folder */
+            free(paths->path[--paths->count]); /* leaves out folders inside this folder */
         free(list[i]);
     }
     free(list);
@@ -51,7 +51,7 @@ static gt_status add_folder(hy_paths *paths, const char *folder) {
     return status;
 }
 
-/* strcmp, so that the order does not depend on the locale. */
+/* Compares with strcmp, so that the order does not depend on the locale. */
 static int compare_paths(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 static gt_status add_name(hy_paths *paths, const char *name) {
@@ -81,7 +81,7 @@ gt_status hy_paths_expand(hy_paths *paths, const char *value, const uint64_t *sh
         name = comma ? comma + 1 : NULL;
     }
     free(names);
-    uint64_t random = shuffle ? *shuffle ^ 0x66696c6573u : 0; /* differs from the numbers that place windows */
+    uint64_t random = shuffle ? *shuffle ^ 0x66696c6573u : 0; /* not the numbers that place windows */
     for (int64_t i = paths->count - 1; status == GT_OK && shuffle && i > 0; i--) {
         const int64_t k = (int64_t)(hy_random(&random) % (uint64_t)(i + 1));
         char *path = paths->path[i];
@@ -107,8 +107,8 @@ int64_t hy_paths_bytes(const hy_paths *paths) {
 
 /* ---- contents of files ---------------------------------------------------------------------- */
 
-/* Reads a whole file; also a pipe, whose size is not known.  Returns NULL and sets errno on failure.  EFBIG: a file
- * that is not regular, such as /dev/zero, has more than HY_STREAM_MAX bytes. */
+/* Reads a whole file, or a pipe, whose size is not known in advance.  On failure it returns NULL and sets errno.
+ * EFBIG means that a file that is not regular, such as /dev/zero, has more than HY_STREAM_MAX bytes. */
 static uint8_t *read_all(FILE *file, int may_be_endless, int64_t *size) {
     size_t room = 1 << 16, used = 0;
     uint8_t *bytes = malloc(room);
@@ -172,7 +172,7 @@ void hy_span_free(hy_span *span) {
 
 static int digit_of(uint8_t c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
 
-/* Decodes the escape at `at` into *byte.  Returns the length of the escape; 0: not a valid escape. */
+/* Decodes the escape at `at` into *byte.  Returns the length of the escape; 0: the escape is not valid. */
 static int unescape(const uint8_t *at, int64_t left, uint8_t *byte) {
     static const char codes[] = "ntrf\\", bytes[] = "\n\t\r\f\\";
     const char *known = left > 1 && at[1] ? strchr(codes, at[1]) : NULL;

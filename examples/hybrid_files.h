@@ -10,12 +10,13 @@ typedef struct hy_paths {
     int64_t count;
 } hy_paths;
 
-/* Lists the files that `value` names: files and folders with commas between.  A folder stands for its files, without
- * hidden ones, in the order of their names.  shuffle: NULL, or the seed of a random order. */
+/* Lists the files that `value` names.  `value` is a list of files and folders, separated by commas.  A folder stands
+ * for its files, without hidden ones, in the order of their names.  shuffle is the seed of a random order, or NULL
+ * for the order of `value`. */
 gt_status hy_paths_expand(hy_paths *paths, const char *value, const uint64_t *shuffle);
 void hy_paths_free(hy_paths *paths);
 
-/* The contents of a file. */
+/* The contents of one file of a text. */
 typedef struct hy_span {
     const uint8_t *bytes;
     int64_t size;
@@ -23,11 +24,12 @@ typedef struct hy_span {
     int is_mapped;
 } hy_span;
 
-/* Most bytes that hy_span_load reads from a pipe or a device.  A regular file may be larger. */
+/* The largest number of bytes that hy_span_load reads from a pipe or a device.  A regular file may be larger. */
 #define HY_STREAM_MAX ((size_t)1 << 30)
 
-/* Reads a file, or maps it with is_mapped = 1.  The system reads the pages of a mapped file when they are needed, so
- * the file may be larger than memory; it must not change.  A pipe cannot be mapped and is read. */
+/* Reads a file into memory, or maps it if is_mapped = 1.  The system reads a page of a mapped file only when the
+ * program uses the page.  So the file may be larger than memory, but no program may change it meanwhile.  A pipe
+ * cannot be mapped and is always read. */
 gt_status hy_span_load(hy_span *span, const char *path, int is_mapped);
 void hy_span_free(hy_span *span);
 
@@ -41,7 +43,8 @@ typedef struct hy_table {
     int64_t count;
 } hy_table;
 
-/* Reads a file of tools/tokenize_text.py: line n holds token n, with \n \t \r \f \\ \xNN as escapes. */
+/* Reads a table that tools/tokenize_text.py wrote.  Line n holds the bytes of token n, with the escapes \n \t \r \f
+ * \\ \xNN. */
 gt_status hy_table_load(hy_table *table, const char *path);
 void hy_table_free(hy_table *table);
 

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The verdict is PASS if pass holds, else WARN if warn holds, else FAIL.  So a NaN in the conditions gives FAIL. */
+/* Makes the result of a gate: PASS if `pass` holds, else WARN if `warn` holds, else FAIL.  A comparison with NaN is
+ * false, so a NaN gives FAIL. */
 static hy_gate judge(const char *name, int pass, int warn, const char *bounds, const char *against, const char *format,
                      ...) {
     hy_gate gate = {name, pass ? HY_PASS : warn ? HY_WARN : HY_FAIL, "", bounds, against};
@@ -20,14 +21,14 @@ static hy_gate judge(const char *name, int pass, int warn, const char *bounds, c
 static int within(double x, double low, double high) { return x >= low && x <= high; }
 
 /* ---- G0 -------------------------------------------------------------------------------------
- * Every operator gets the same small random arrays on the backend and in its CPU twin.  The operator's table names the
- * arrays of forward and backward. */
+ * Runs every operator on the backend and in its CPU twin, on the same small random arrays.  The operator's table in
+ * gt_kernels names the arrays that forward and backward read and write. */
 
 enum { ARRAYS = 48, ARGS_BYTES = 2048 };
 
 typedef struct operator_test {
     const gt_op *(*op)(void);
-    const void *args; /* sizes and flags */
+    const void *args; /* sizes and flags of the call */
     gt_status (*need)(hy_backend *, const void *, gt_workspace *);
     gt_status (*run)(hy_backend *, int backward, const void *);
     gt_status (*twin)(int backward, const void *);
@@ -46,7 +47,8 @@ typedef struct operator_test {
 HY_OPERATORS(WRAP, WRAP, WRAP)
 #undef WRAP
 
-/* T crosses the kernels' chunks (64) and checkpoints (64 and 128).  The tuned kernels accept these sizes. */
+/* The sizes of the arrays; the tuned kernels accept them.  T = 150 is longer than a chunk (64 tokens) and than the
+ * distance of checkpoints (64 or 128 tokens) of the kernels. */
 enum { B = 2, T = 150, M = B * T, H = 2, N = 32, C = H * N, S = 16, TAPS = 4, D = C + 2 * S };
 
 static const gt_wkv6_args sizes_wkv6 = {.B = B, .T = T, .H = H, .N = N};
@@ -65,7 +67,7 @@ static const operator_test operators[] = {HY_OPERATORS(OPERATOR, OPERATOR, OPERA
 #undef OPERATOR
 enum { OPERATORS = sizeof operators / sizeof operators[0] };
 
-/* Ranges of the random inputs.  An input that is not listed lies between -1 and 1. */
+/* The ranges of random inputs.  Inputs that are not in this list lie between -1 and 1. */
 static const struct {
     const char *name;
     double low, high;
@@ -77,15 +79,15 @@ typedef struct operator_run {
     const operator_test *test;
     const gt_op *op;
     hy_backend *backend;
-    int64_t count[ARRAYS]; /* number of elements; 0: the array is not given */
+    int64_t count[ARRAYS]; /* number of elements; 0: the operator gets NULL for this array */
     void *device[ARRAYS], *workspace;
     float *host[ARRAYS];
     double *numbers; /* room for the largest array */
     _Alignas(16) char args[ARGS_BYTES], twin[ARGS_BYTES];
 } operator_run;
 
-/* Leaves out lists of sequences, tensors of other passes, and tensors that the trainer's own rmsnorm_linear does not
- * accept. */
+/* Returns whether the gate leaves out a tensor.  It leaves out lists of sequences, and tensors that neither forward
+ * nor backward uses.  It also leaves out tensors that the trainer's own rmsnorm_linear does not accept. */
 static int is_left_out(const gt_op *op, const gt_tensor *t) {
     return t->kind == 'i' || (gt_use(t, GT_FORWARD) == '-' && gt_use(t, GT_BACKWARD) == '-') ||
            (!strcmp(op->name, "rmsnorm_linear") && (strstr(t->name, "bias") || strstr(t->name, "beta")));
@@ -101,7 +103,7 @@ static gt_dtype dtype_of(const operator_run *r, const gt_tensor *t) {
 
 static void put(void *args, size_t at, const void *value, size_t bytes) { memcpy((char *)args + at, value, bytes); }
 
-/* Fills an input with random numbers.  The twin gets the numbers as the backend has rounded them. */
+/* Fills an input with random numbers.  The twin gets these numbers after the backend has rounded them to its dtype. */
 static gt_status prepare_array(operator_run *r, int i, uint64_t *random) {
     hy_backend *b = r->backend;
     const gt_tensor *t = &r->op->tensors[i];
@@ -128,7 +130,7 @@ static gt_status prepare_array(operator_run *r, int i, uint64_t *random) {
     return status;
 }
 
-/* Computes the size of every array that forward or backward reads or writes. */
+/* Computes the number of elements of every array that forward or backward reads or writes. */
 static gt_status count_arrays(operator_run *r) {
     _Alignas(16) char filled[ARGS_BYTES];
     gt_dims dims;
@@ -167,7 +169,7 @@ static gt_status run_both(operator_run *r) {
     return status == GT_OK ? b->synchronize(b) : status;
 }
 
-/* Finds the output with the largest relative error in the 2-norm.  *name: its name. */
+/* Finds the output with the largest relative error in the 2-norm, and its name. */
 static gt_status worst_error(operator_run *r, double *worst, const char **name) {
     *worst = 0;
     for (int i = 0; i < ARRAYS && r->op->tensors[i].name; i++) {
@@ -182,7 +184,7 @@ static gt_status worst_error(operator_run *r, double *worst, const char **name) 
             sum += expected * expected;
         }
         double error = sqrt(difference / sum);
-        if (!(error <= *worst)) *worst = error, *name = t->name; /* a NaN is the worst */
+        if (!(error <= *worst)) *worst = error, *name = t->name; /* a NaN counts as the largest error */
         if (isnan(error)) break;
     }
     return GT_OK;

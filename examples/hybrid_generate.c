@@ -6,7 +6,7 @@
 
 /* ---- printing ------------------------------------------------------------------------------ */
 
-/* Length of the UTF-8 sequence that begins at the first byte; 0 if it is invalid or not printable. */
+/* Returns the length of the UTF-8 character at the start of `bytes`; 0 if it is invalid or not printable. */
 static int utf8_length(const uint8_t *bytes, int size) {
     uint8_t first = bytes[0];
     int length = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
@@ -22,7 +22,7 @@ static int utf8_length(const uint8_t *bytes, int size) {
     return length;
 }
 
-/* Returns whether the pending bytes may be the beginning of an incomplete sequence. */
+/* Returns whether the pending bytes may be the beginning of an incomplete UTF-8 character. */
 static int is_beginning(const hy_printer *p) {
     uint8_t first = p->pending[0];
     int length = first < 0xc2 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 1;
@@ -65,16 +65,16 @@ typedef struct candidate {
     int token;
 } candidate;
 
-/* Orders candidates by falling logit, and equal ones by token. */
+/* Orders candidates by falling logit; if two logits are equal, the smaller token comes first. */
 static int compare_candidates(const void *x, const void *y) {
     const candidate *a = x, *b = y;
     if (a->logit != b->logit) return a->logit < b->logit ? 1 : -1;
     return (a->token > b->token) - (a->token < b->token);
 }
 
-/* Implements top-k and top-p.  Keeps the weights of the k likeliest tokens (k = 0: of all).  Of these it keeps the
- * fewest likeliest whose weights make up the share p of the sum.  Sets all other weights to 0.  Returns -1 if memory is
- * short. */
+/* Implements top-k and top-p.  First keeps the weights of the k likeliest tokens (k = 0: of all tokens).  Then keeps
+ * only the likeliest of these: as few as have at least the share p of the sum of weights.  Sets all other weights to
+ * 0.  Returns -1 if memory is short. */
 static int leave_likeliest(const double *logits, int vocab, int64_t k, double p, double *weight) {
     candidate *list = malloc((size_t)vocab * sizeof *list);
     if (!list) return -1;
@@ -118,7 +118,8 @@ int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top
     return best;
 }
 
-/* Prints a token: its byte, its text in the table, its number and a space, or the separator of documents. */
+/* Prints a token.  It prints the token's byte, or its text in the table, or its number and a space, or the separator
+ * of documents. */
 static gt_status print_token(hy_printer *printer, const hy_text *vocabulary, int32_t token) {
     gt_status status = GT_OK;
     const hy_table *table = &vocabulary->table;
@@ -137,9 +138,9 @@ static gt_status print_token(hy_printer *printer, const hy_text *vocabulary, int
 
 /* ---- generation ---------------------------------------------------------------------------- */
 
-enum { UNTIMED = 2 }; /* steps that are not timed: the first one loads the kernels, the second one is recorded */
+enum { UNTIMED = 2 }; /* number of steps that are not timed: the first loads the kernels, the second is recorded */
 
-/* A prompt of `length` tokens and the tokens drawn after it. */
+/* A prompt of `length` tokens, and the tokens that were drawn after it. */
 typedef struct generation {
     hy_model *model;
     const hy_text *vocabulary;
@@ -149,15 +150,15 @@ typedef struct generation {
     double *logits;   /* [samples, vocab] */
     int32_t *prompt;  /* [samples, length], the same tokens for each sample */
     int32_t *drawn;   /* [count, samples] */
-    uint64_t *random; /* [samples] */
+    uint64_t *random; /* [samples] states of the random generators */
     uint8_t *seen;    /* [samples, vocab] 1: the token has occurred; NULL: no penalty */
-    int32_t *stop;    /* [stops] the stop text as bytes or tokens */
+    int32_t *stop;    /* [stops] the stop text, in units: bytes of a text, or tokens that are numbers */
     int64_t stops;
-    int32_t *tail;      /* [samples, stops] the last bytes or tokens of each sample; -1 before the first */
+    int32_t *tail;      /* [samples, stops] the last units of each sample; -1 in places before its first unit */
     int64_t *length_of; /* [samples] number of tokens when the sample ended; -1: it has not ended */
 } generation;
 
-/* Appends a byte or token to the tail of sample b.  Returns 1 if the sample now ends with the stop text. */
+/* Appends a unit to the tail of sample b.  Returns 1 if the sample now ends with the stop text. */
 static int reaches_stop(const generation *g, int b, int32_t unit) {
     int32_t *tail = g->tail + b * g->stops;
     memmove(tail, tail + 1, (size_t)(g->stops - 1) * sizeof *tail);
@@ -165,7 +166,7 @@ static int reaches_stop(const generation *g, int b, int32_t unit) {
     return !memcmp(tail, g->stop, (size_t)g->stops * sizeof *tail);
 }
 
-/* Records a token that was drawn for sample b. */
+/* Stores a token that was drawn for sample b. */
 static void note_token(const generation *g, int b, int32_t token, int64_t place) {
     const hy_text *x = g->vocabulary;
     int ends = 0;
@@ -224,7 +225,7 @@ static gt_status draw(const generation *g, int32_t *token) {
     return GT_OK;
 }
 
-/* Draws all tokens after the prompt.  g->logits holds the logits of the prompt's last token. */
+/* Draws all tokens after the prompt.  On entry g->logits holds the logits after the prompt's last token. */
 static gt_status go_on(const generation *g, hy_pace *pace) {
     const int64_t count = g->sampling->count;
     int64_t done = 0; /* tokens drawn for each sample */
@@ -246,7 +247,7 @@ static gt_status go_on(const generation *g, hy_pace *pace) {
     return status;
 }
 
-/* Encodes the prompt, once for each sample. */
+/* Encodes the prompt, and copies it for each sample. */
 static gt_status read_prompt(generation *g) {
     gt_status status = hy_text_encode(g->vocabulary, g->sampling->prompt, g->prompt, &g->length, 0);
     if (status == GT_OK && g->length == 0) g->prompt[g->length++] = g->sampling->first;

@@ -15,7 +15,7 @@ typedef struct hy_printer {
     int count;
 } hy_printer;
 
-/* Fails if the stream fails.  After a failure, here and below, hy_last_error() has the reason. */
+/* Prints one byte.  Fails if the stream fails.  If this function or one below fails, hy_last_error() has the reason. */
 gt_status hy_print_byte(hy_printer *printer, uint8_t byte);
 /* Prints the pending bytes. */
 void hy_print_rest(hy_printer *printer);
@@ -26,27 +26,27 @@ typedef struct hy_sampling {
     int64_t count;      /* bytes to draw for each sample */
     double temperature; /* 0: always takes the likeliest token */
     int64_t top_k;      /* draws from the top_k likeliest tokens; 0: from all */
-    double top_p;       /* of these draws from the fewest that together have probability top_p; 0 or 1: from all */
-    double
-        penalty; /* tokens that occurred: positive logits are divided by penalty, negative ones multiplied; 0, 1: off */
-    const char *stop; /* a sample ends after this text or list of tokens; NULL or "": only at `count` */
+    double top_p;   /* narrows the top_k tokens to the fewest with a probability of at least top_p in all; 0, 1: off */
+    double penalty; /* divides positive logits of tokens that occurred, multiplies negative ones; 0, 1: off */
+    const char *stop; /* a sample ends after this text or list of tokens; NULL or "": only after `count` */
     uint64_t seed;    /* seed of the first sample; the next samples have seed + 1, seed + 2, ... */
 } hy_sampling;
 
-/* The speed of decoding.  It leaves out the first two steps, since a device records the second one. */
+/* The speed of decoding.  The first two steps are not timed, because a device loads kernels in the first and records
+ * a graph in the second. */
 typedef struct hy_pace {
-    int64_t steps; /* timed steps, each of one token per sample; 0: too few steps */
+    int64_t steps; /* number of timed steps, each of one token per sample; 0: too few steps to time any */
     double seconds;
 } hy_pace;
 
-/* Draws a token from softmax(logits / temperature), restricted to the top_k likeliest tokens, and of these to the
- * fewest that together have probability top_p.  Of equal tokens the first counts as likelier.  Returns -1 if memory is
- * short. */
+/* Draws a token from softmax(logits / temperature), restricted to some tokens.  First only the top_k likeliest
+ * tokens stay, then the fewest of these that together have probability top_p.  If two logits are equal, the first
+ * token counts as likelier.  Returns -1 if memory is short. */
 int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k, double top_p, uint64_t *random);
 
-/* Draws as many samples as the model decodes at once.  Prints the prompt and its continuation.  A single sample is
- * printed while it is drawn; several samples are printed at the end, each below a line with its number.  printer NULL:
- * prints nothing.  pace may be NULL.  Overwrites the model's decoding states. */
+/* Draws as many samples as the model decodes at once, and prints the prompt and its continuation.  A single sample
+ * appears while it is drawn.  Several samples appear at the end, each below a line with its number.  printer = NULL
+ * prints nothing; pace may be NULL.  The function overwrites the model's decoding states. */
 gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *sampling, hy_printer *printer,
                       hy_pace *pace);
 

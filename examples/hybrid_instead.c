@@ -1,4 +1,4 @@
-/* Modes other than training: check the device against the CPU, measure, plan memory, evaluate a saved model. */
+/* The modes other than training: check the device against the CPU, measure, plan memory, evaluate a saved model. */
 #include "hybrid_bench.h"
 #include "hybrid_check.h"
 #include "hybrid_profile.h"
@@ -24,7 +24,7 @@ gt_status hy_check_device(trainer *t, int *failures) {
     return status;
 }
 
-/* The hy_bench.create of hy_bench_run. */
+/* Implements hy_bench.create. */
 static gt_status create_for_bench(hy_bench *b, const hy_config *config, hy_model **model, hy_plan *plan) {
     trainer *t = b->trainer;
     t->options.batch = b->options.batch;
@@ -50,7 +50,7 @@ gt_status hy_bench_models(trainer *t) {
     return status;
 }
 
-/* Prints a row of a plan: the memory of one model and one batch, for training and for inference. */
+/* Prints a row of the plan: the memory that one model needs for one batch, in training and in inference. */
 static gt_status plan_row(const trainer *t, const hy_config *model, int64_t batch) {
     const int64_t share = batch / t->ranks.size; /* windows per rank */
     const double tokens = (double)(share * t->options.seq);

@@ -1,9 +1,9 @@
-/* Forward and backward of a layer, as calls of a hy_backend. */
+/* Runs forward and backward of a layer, as calls of a hy_backend. */
 #include "hybrid_args.h"
 
 /* ---- forward ------------------------------------------------------------------------------- */
 
-/* y = x weight^T + beta y */
+/* Computes y = x weight^T + beta y. */
 /* clang-format off */
 static gt_status linear_forward(const hy_model *m, const pass *p, linear k, float beta) {
     hy_gemm_args g = {.M = p->M, .N = k.outputs, .K = k.inputs, .trans_b = 1,
@@ -15,7 +15,7 @@ static gt_status linear_forward(const hy_model *m, const pass *p, linear k, floa
 }
 /* clang-format on */
 
-/* Runs the time mix up to w, k, v, r and the gate. */
+/* Runs the RWKV time mix up to the inputs of wkv6 (w, k, v, r) and the gate. */
 static gt_status forward_rwkv_in(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
     const layer_acts *a = &m->acts[l];
@@ -83,7 +83,7 @@ static gt_status forward_mamba_out(const hy_model *m, int l, const pass *p) {
     return linear_forward(m, p, mamba_out_of(m, l, p), 0);
 }
 
-/* Runs both branches, with their recurrences in one call. */
+/* Runs both branches; one call runs both recurrences. */
 static gt_status forward_both(const hy_model *m, int l, const pass *p) {
     gt_wkv_ssm_args wkv_ssm = wkv_ssm_of(m, l, p);
     TRY(forward_rwkv_in(m, l, p));
@@ -108,7 +108,7 @@ static gt_status forward_branches(const hy_model *m, int l, const pass *p) {
     return forward_mamba_out(m, l, p);
 }
 
-/* Dropout, in training only.  Backward sets the same elements of the gradient to 0. */
+/* Applies dropout, in training only.  Backward calls it on the gradient, so the same elements become 0 there. */
 gt_status hy_dropout(const hy_model *m, const pass *p, int site, void *x, int64_t columns) {
     const hy_dropout_args drop = {.n = p->M * columns,
                                   .window = p->T * columns,
@@ -123,8 +123,8 @@ gt_status hy_dropout(const hy_model *m, const pass *p, int site, void *x, int64_
 static int branches_site(int l) { return 3 * l + 1; }
 static int ffn_site(int l) { return 3 * l + 3; }
 
-/* Applies dropout to the branches.  If they do not lie side by side they are two arrays, and each array needs its own
- * call, because dropout counts windows within an array. */
+/* Applies dropout to the outputs of both branches.  Unless they lie side by side they are two arrays.  Each array
+ * needs its own call, because dropout counts windows within an array. */
 static gt_status drop_of_branches(const hy_model *m, int l, const pass *p, void *branches) {
     const int64_t columns = branch_row(m);
     TRY(hy_dropout(m, p, branches_site(l), branches, columns));
@@ -132,7 +132,7 @@ static gt_status drop_of_branches(const hy_model *m, int l, const pass *p, void 
     return hy_dropout(m, p, branches_site(l) + 1, branch_b(m, p, branches), columns);
 }
 
-/* middle = x + mix(a, b) */
+/* Computes middle = x + mix(a, b). */
 static gt_status forward_mix(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
     const layer_acts *a = &m->acts[l];
@@ -154,7 +154,7 @@ static gt_status forward_mix(const hy_model *m, int l, const pass *p) {
     return linear_forward(m, p, joint_of(m, l, p), 1);
 }
 
-/* Runs the FFN up to the input of its last product. */
+/* Runs the FFN up to the input of its last matrix product. */
 static gt_status forward_ffn_up(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
     gt_rmsnorm_linear_args up = up_of(m, l, p);
@@ -180,8 +180,8 @@ gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
     return has_ffn(m) ? linear_forward(m, p, ffn_down_of(m, l, out), 1) : GT_OK;
 }
 
-/* Makes the same calls with the same arguments as the forward pass, so all bits are the same.  A pass that updates its
- * states in place cannot run again. */
+/* Runs the layer again with the calls and arguments of the forward pass, so all bits are the same.  It cannot repeat
+ * a pass that updates its states in place, such as a decoding step. */
 gt_status hy_layer_restore(hy_model *m, int l) {
     if (!recomputes(m) || m->held == l) return GT_OK;
     if (!m->latest.M || m->latest.in == &m->decoding)
@@ -193,10 +193,11 @@ gt_status hy_layer_restore(hy_model *m, int l) {
 }
 
 /* ---- backward ---------------------------------------------------------------------------------
- * grad.x is the gradient of the residual stream; it moves from the last layer's output back to the embedding.  Each
- * function adds the contribution of its part of the layer.  The order is the reverse of forward. */
+ * grad.x is the gradient of the residual stream.  Backward starts with the gradient of the last layer's output and ends
+ * with that of the embedding.  Each function below adds the contribution of its part of a layer. */
 
-/* dx = dy weight + beta dx, and the gradient of the weight.  dy and dx have the layouts of y and x. */
+/* Computes dx = dy weight + beta dx, and the gradient of the weight.  dy has the layout of y, and dx the layout of
+ * x. */
 /* clang-format off */
 static gt_status linear_backward(const hy_model *m, linear k, const void *dy, void *dx, float beta) {
     int64_t M = m->trained.M;
@@ -254,11 +255,11 @@ static gt_status backward_mix(const hy_model *m, int l) {
     case HY_MIX_RWKV:
     case HY_MIX_MAMBA: break;
     }
-    /* RF and models of one branch add a branch unchanged, so its gradient is a copy. */
+    /* RF and models of one branch add a branch unchanged, so the gradient of that branch is a copy of grad.x. */
     return be->copy(be, m->grad.branches, m->grad.x, (size_t)(p->M * m->C) * act_bytes(m));
 }
 
-/* Computes the gradient of the recurrence's output from the gradient of the branch. */
+/* Computes the gradient of wkv6's output from the gradient of the branch output. */
 static gt_status backward_rwkv_out(const hy_model *m, int l) {
     gt_norm_gate_args head_norm = head_norm_of(m, l, &m->trained);
     m->be->at.part = "rwkv";
@@ -271,7 +272,7 @@ static gt_status backward_wkv6(const hy_model *m, int l) {
     return m->be->wkv6_backward(m->be, &wkv6);
 }
 
-/* Writes grad.norm. */
+/* Computes the gradient of the RWKV branch's input, grad.norm, and overwrites grad.norm. */
 static gt_status backward_rwkv_in(const hy_model *m, int l) {
     hy_backend *be = m->be;
     const pass *p = &m->trained;
@@ -328,14 +329,15 @@ static gt_status backward_ssd(const hy_model *m, int l) {
     return m->be->conv_ssd_backward(m->be, &conv_ssd);
 }
 
-/* Adds to grad.norm, which the RWKV branch has written. */
+/* Computes the gradient of the Mamba branch's input.  Adds it to grad.norm if an RWKV branch has written grad.norm
+ * before, else overwrites grad.norm. */
 static gt_status backward_mamba_in(const hy_model *m, int l) {
     hy_map_args A = A_of(m, l);
     TRY(m->be->map_backward(m->be, &A));
     return linear_backward(m, mamba_in_of(m, l), m->grad.in, m->grad.norm, has_rwkv(m) ? 1 : 0);
 }
 
-/* Backward of both branches, with their recurrences in one call. */
+/* Runs backward of both branches; one call runs both recurrences. */
 static gt_status backward_both(const hy_model *m, int l) {
     gt_wkv_ssm_args wkv_ssm = wkv_ssm_of(m, l, &m->trained);
     TRY(backward_rwkv_out(m, l));

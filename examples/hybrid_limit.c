@@ -8,7 +8,7 @@
 
 enum { PATH_ROOM = 4096 };
 
-/* Reads the number in a file; 0 if there is none, for example if the file says "max". */
+/* Reads the number in a file.  Returns 0 if there is no number, for example if the file says "max". */
 static size_t number_in(const char *path) {
     char text[64] = "", *end;
     FILE *file = fopen(path, "r");
@@ -23,12 +23,12 @@ static size_t number_in(const char *path) {
     return (size_t)number;
 }
 
-/* Finds the smallest limit of a group and its parents, up to the folder of the hierarchy.  Skips missing files: a
- * container may know the path of its group without seeing the folders of that path. */
+/* Finds the smallest limit of a group and its parents, up to the folder of the hierarchy.  It skips missing files,
+ * because a container may know the path of its group without seeing the folders of that path. */
 static size_t least_above(const char *hierarchy, const char *group, const char *file) {
     char path[PATH_ROOM], full[PATH_ROOM + 64];
     size_t least = 0;
-    if (strstr(group, "/..")) group = ""; /* a path outside of the container's view */
+    if (strstr(group, "/..")) group = ""; /* the group lies outside of the container's view */
     int length = snprintf(path, sizeof path, "%s%s", hierarchy, group);
     if (length < 0 || length >= (int)sizeof path) return 0;
     for (size_t top = strlen(hierarchy);;) {
@@ -40,7 +40,7 @@ static size_t least_above(const char *hierarchy, const char *group, const char *
     }
 }
 
-/* Returns whether a list with commas contains the word. */
+/* Returns whether a comma-separated list contains the word. */
 static int has_word(const char *list, const char *word) {
     const size_t length = strlen(word);
     for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
@@ -48,7 +48,8 @@ static int has_word(const char *list, const char *word) {
     return 0;
 }
 
-/* Finds the limit for a line of /proc/self/cgroup: HIERARCHY:CONTROLLERS:GROUP, or 0::GROUP for version 2. */
+/* Finds the limit that a line of /proc/self/cgroup leads to.  The line is HIERARCHY:CONTROLLERS:GROUP, or 0::GROUP
+ * for control groups of version 2. */
 static size_t limit_of_line(const char *root, char *line) {
     char hierarchy[PATH_ROOM];
     char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;

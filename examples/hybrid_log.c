@@ -24,21 +24,22 @@ gt_status hy_streams_open(void) {
     signal(SIGXFSZ, SIG_IGN);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
         if (fcntl(fd, F_GETFD) >= 0) continue;
-        /* open() takes the lowest free descriptor, which is fd.  The access mode is the wrong one on purpose, so that
-         * every use of fd fails. */
+        /* open() takes the lowest free descriptor, which is fd.  The access mode is wrong on purpose, so that every use
+         * of fd fails. */
         if (open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
             return hy_fail(HY_ERROR_WRITE, "/dev/null: %s", strerror(errno));
     }
     return GT_OK;
 }
 
-/* The first error of each stream.  A stream that failed reports that again later, but not the reason. */
+/* The first error of each stream.  A stream that failed reports its failure again later, but not the reason. */
 static struct {
     const FILE *file;
     int number; /* errno */
 } lost[4];
 
-/* Makes the message of a stream that failed.  number: errno if the stream failed just now; 0 if it failed earlier. */
+/* Makes the error message of a stream that failed.  `number` is errno if the stream failed just now, and 0 if it
+ * failed earlier. */
 static gt_status write_error(const FILE *file, const char *name, int number) {
     size_t slot = 0, last = sizeof lost / sizeof lost[0] - 1;
     while (slot < last && lost[slot].file && lost[slot].file != file) slot++;
@@ -58,14 +59,14 @@ gt_status hy_close(FILE *file, const char *name) {
     errno = 0;
     if (fclose(file) && status == GT_OK) status = hy_fail(HY_ERROR_WRITE, "cannot write %s: %s", name, strerror(errno));
     for (size_t i = 0; i < sizeof lost / sizeof lost[0]; i++)
-        if (lost[i].file == file) lost[i].file = NULL; /* a later stream may get the same address */
+        if (lost[i].file == file) lost[i].file = NULL; /* a later stream may get this address */
     return status;
 }
 
 /* ---- files that must stay ------------------------------------------------------------------- */
 
-/* Resolves the links of a path.  If the file does not exist, resolves its folder and appends the name.  NULL if the
- * folder does not exist either.  The caller frees the result. */
+/* Resolves the links of a path.  If the file does not exist, it resolves the folder and appends the file's name.  If
+ * the folder does not exist either, it returns NULL.  The caller frees the result. */
 static char *resolve(const char *path) {
     char *whole = realpath(path, NULL);
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -103,46 +104,47 @@ gt_status hy_keep_apart(const char *option, const char *path, const char *what, 
 #define COLUMNS                                                                                                        \
     "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,seconds,grad_ratio,"          \
     "branch_cosine,rwkv_rms,mamba_rms,rwkv_gain,mamba_gain"
-/* The headers that a log can have: OLDER from older versions, PLAIN from this version, WATCHED with --watch. */
+/* The headings that a log can have.  Older versions of the program wrote OLDER; this version writes PLAIN, or
+ * WATCHED with --watch. */
 enum { OLDER, PLAIN, WATCHED, HEADERS };
 static const char *const headers[HEADERS] = {COLUMNS "\n", COLUMNS ",final_loss,final_tokens\n",
                                              COLUMNS
                                              ",final_loss,final_tokens,gpu_percent,gpu_celsius,gpu_watts,gpu_mib\n"};
 
-/* The index of the header that a line contains; -1: none. */
+/* Returns the index of the heading that a line contains; -1: the line is no heading. */
 static int header_of(const char *line) {
     for (int i = 0; i < HEADERS; i++)
         if (!strcmp(line, headers[i])) return i;
     return -1;
 }
 
-/* Gives the file the first free name of PATH.1, PATH.2, ...  With `stays` the file also keeps its old name, if the file
- * system has hard links. */
+/* Gives the file the first free name of PATH.1, PATH.2, ...  With `stays` = 1 the file also keeps its old name, if
+ * the file system has hard links. */
 static gt_status keep_aside(const char *option, const char *path, int stays, char *kept, size_t size) {
     struct stat found;
     for (int n = 1;; n++) {
         snprintf(kept, size, "%s.%d", path, n);
-        if (!link(path, kept)) { /* unlike rename, never replaces a file */
+        if (!link(path, kept)) { /* link never replaces a file, unlike rename */
             if (stays || !unlink(path)) return GT_OK;
             break;
         }
         if (errno == EEXIST || !lstat(kept, &found)) continue;
-        if (errno == ENOENT && !rename(path, kept)) return GT_OK; /* a file system without links */
+        if (errno == ENOENT && !rename(path, kept)) return GT_OK; /* the file system has no hard links */
         break;
     }
     return hy_fail(GT_ERROR_VALUE, "%s %s: cannot keep the file that is there as %s: %s", option, path, kept,
                    strerror(errno));
 }
 
-/* The findings of read_log about an old log. */
+/* The results of read_log. */
 typedef struct old_log {
-    int is_log, columns;   /* columns: index of its header */
-    int64_t kept, dropped; /* numbers of rows to keep and to drop */
+    int is_log, columns;   /* columns: index of the log's heading */
+    int64_t kept, dropped; /* number of rows to keep, and number of rows to drop */
     int is_ours, is_whole; /* is_ours: the last kept row is from this run; is_whole: no complete row is dropped */
     long long size;        /* bytes to keep */
 } old_log;
 
-/* Returns whether a row has the step, the tokens and, if known, the loss of `at`. */
+/* Returns whether a row has the step and the tokens of `at`, and also its loss if that is known. */
 static int is_row_of(const char *row, const hy_log_point *at) {
     char expected[96];
     int length = snprintf(expected, sizeof expected, "%lld,%lld,", (long long)at->step, (long long)at->tokens);
@@ -150,7 +152,7 @@ static int is_row_of(const char *row, const hy_log_point *at) {
     return !strncmp(row, expected, (size_t)length);
 }
 
-/* Reads the log, and decides which rows to keep: all before the first row after from->step. */
+/* Reads an old log, and decides which rows to keep: all rows before the first row that is later than from->step. */
 static gt_status read_log(const char *path, const hy_log_point *from, old_log *old) {
     FILE *file = fopen(path, "r");
     char *line = NULL;
@@ -190,7 +192,7 @@ static gt_status copy_start(const char *from, const char *to, long long size) {
     return bad ? hy_fail(GT_ERROR_VALUE, "csv %s: its rows cannot be copied from %s", to, from) : status;
 }
 
-/* Cuts an old log after from->step, or renames it.  *mode: the mode for opening the file. */
+/* Cuts an old log after from->step, or renames it.  *mode is the mode in which the caller opens the file. */
 static gt_status prepare(hy_log *log, const char *target, const hy_log_point *from, const char **mode) {
     char kept[HY_PATH_MAX + 16];
     old_log old = {.is_log = 0};
@@ -224,7 +226,7 @@ int hy_is_standard(const char *path) {
     return 0;
 }
 
-/* target: the file that the link `path` leads to; else `path` itself. */
+/* Stores in `target` the file that the link `path` leads to, or `path` itself if it is no link. */
 static void follow_link(const char *path, char *target) {
     struct stat found;
     char *whole = !lstat(path, &found) && S_ISLNK(found.st_mode) ? realpath(path, NULL) : NULL;
@@ -270,7 +272,7 @@ gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from, i
     return hy_flush(log->file, log->path);
 }
 
-/* Adds text to a row. */
+/* Appends text to a row. */
 static void add(char *row, const char *format, ...) {
     size_t used = strlen(row);
     va_list list;
@@ -279,7 +281,7 @@ static void add(char *row, const char *format, ...) {
     va_end(list);
 }
 
-/* Adds further columns to a row.  Numbers that are not finite stay empty. */
+/* Appends further columns to a row.  A number that is not finite leaves its column empty. */
 static void add_numbers(char *row, const double *numbers, int count) {
     for (int i = 0; i < count; i++)
         if (isfinite(numbers[i]))
@@ -288,7 +290,7 @@ static void add_numbers(char *row, const double *numbers, int count) {
             add(row, ",");
 }
 
-/* Adds the last columns of a row and its line end.  The fields of a missing branch stay empty. */
+/* Appends the last columns and the line end to a row.  The columns of a missing branch stay empty. */
 static void add_end(const hy_log *log, char *row, const hy_probe *p, double final_loss, int64_t final_tokens,
                     const hy_gpu *gpu) {
     double numbers[5] = {(double)NAN, (double)NAN, (double)NAN, (double)NAN, (double)NAN};
@@ -305,16 +307,16 @@ static void add_end(const hy_log *log, char *row, const hy_probe *p, double fina
     add(row, "\n");
 }
 
-/* The beginning of column `index`, counted from 0, in a row; NULL if the row has fewer columns. */
+/* Returns the beginning of column `index` of a row, counted from 0; NULL if the row has fewer columns. */
 static const char *column(const char *row, int index) {
     for (; row && index > 0; index--)
         if ((row = strchr(row, ','))) row++;
     return row;
 }
 
-enum { HELD_OUT = 3, BRANCHES = 12, GPU = 19 }; /* indices of columns */
+enum { HELD_OUT = 3, BRANCHES = 12, GPU = 19 }; /* indices of columns in a row */
 
-/* Reads the GPU's numbers from the last row; an empty field is NAN. */
+/* Reads the GPU's numbers from the last row; an empty column gives NAN. */
 static hy_gpu gpu_of(const hy_log *log) {
     double number[4] = {(double)NAN, (double)NAN, (double)NAN, (double)NAN};
     for (int i = 0; i < 4 && log->columns == WATCHED; i++) {
@@ -327,7 +329,7 @@ static hy_gpu gpu_of(const hy_log *log) {
 /* Returns 1 if the last row is complete but has no held-out loss and no branches. */
 static int is_incomplete(const hy_log *log) {
     const char *held_out = column(log->row, HELD_OUT), *branches = column(log->row, BRANCHES);
-    const size_t empty = log->columns == OLDER ? 4 : 6; /* commas between empty fields */
+    const size_t empty = log->columns == OLDER ? 4 : 6; /* number of commas between the empty columns */
     return held_out && *held_out == ',' && branches && strspn(branches, ",") >= empty && strchr(branches, '\n') &&
            (log->columns == WATCHED || branches[empty] == '\n');
 }
@@ -370,7 +372,7 @@ gt_status hy_log_write(hy_log *log, const hy_log_row *r) {
     return hy_flush(log->file, log->path);
 }
 
-/* Overwrites the last row.  Returns 0 or errno. */
+/* Overwrites the last row in the file.  Returns 0, or errno after a failure. */
 static int put_row(const hy_log *log, const char *row) {
     size_t length = strlen(row);
     errno = 0;

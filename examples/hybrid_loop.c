@@ -8,21 +8,23 @@
 #include <string.h>
 #include <time.h>
 
-enum { G3_STEPS = 1000 };                         /* gate G3 looks at the training after this many steps */
-enum { SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 }; /* see SCALE_PER_TOKEN */
+enum { G3_STEPS = 1000 };                         /* gate G3 judges the training after this many steps */
+enum { SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 }; /* of fp16's loss scale, see hybrid_setup.c */
 
 /* ---- signals --------------------------------------------------------------------------------- */
 
-static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}; /* mpirun passes SIGUSR1 on */
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}; /* mpirun passes SIGUSR1 to its ranks */
 enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
-enum { PATIENCE = 2 };                    /* a signal counts as a new request after so many seconds */
+enum { PATIENCE = 2 };                    /* a signal counts as a new request after this many seconds */
 static volatile sig_atomic_t interrupted; /* the first signal; 0: none yet */
 static struct timespec interrupted_at;    /* time of the first signal */
 
-/* The first signal asks the run to end.  A signal PATIENCE seconds later or more ends the program: the handler restores
- * the default action and raises the signal, which takes effect when the handler returns.  Signals in between are
- * ignored, because one request often comes as several.  For example, timeout signals its child and then the process
- * group, and a closing terminal hangs up twice. */
+/* Handles the signals that ask the run to end.  The first signal asks the run to end.  A signal that comes PATIENCE
+ * seconds later or more ends the program: the handler restores the default action and raises the signal again.  The
+ * raised signal takes effect when the handler returns.
+ *
+ * Signals in between are ignored, because one request often comes as several signals.  For example, timeout signals
+ * its child and then the process group, and a closing terminal hangs up twice. */
 static void on_interrupt(int number) {
     int error = errno;
     struct timespec t;
@@ -40,19 +42,19 @@ static void on_interrupt(int number) {
 
 static int own_signal(void) { return interrupted; }
 
-/* Signals that the caller ignores, as nohup does, stay ignored, except Ctrl-C. */
+/* Installs the handler.  Signals that the parent process ignores, as nohup does, stay ignored, except Ctrl-C. */
 void hy_catch_signals(trainer *t) {
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
     sigemptyset(&action.sa_mask);
     action.sa_handler = on_interrupt;
-    action.sa_flags = SA_RESTART; /* an interrupted write continues and does not fail */
+    action.sa_flags = SA_RESTART; /* so a signal does not make a write fail */
     for (int i = 0; i < STOP_SIGNALS; i++) sigaddset(&action.sa_mask, stop_signals[i]);
     for (int i = 0; i < STOP_SIGNALS; i++)
         if (stop_signals[i] == SIGINT ||
             (sigaction(stop_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN))
             sigaction(stop_signals[i], &action, NULL);
-    signal(SIGPIPE, SIG_IGN); /* if the reader of the report ends, the write fails with an ordinary error */
+    signal(SIGPIPE, SIG_IGN); /* so a write fails with an ordinary error if the reader of the report has ended */
     t->ranks.asked = own_signal;
 }
 
@@ -69,17 +71,18 @@ static void recent_add(hy_recent *r, const hy_result *result, double seconds) {
     r->seconds[i] = seconds;
 }
 
-/* Number of windows in a batch of the model. */
+/* Returns the number of windows that the model processes at once. */
 static int64_t rows_of(const trainer *t) { return t->rows ? t->rows : t->batch.rows; }
 
-/* Creates a batch for this rank's share of the held-out windows. */
+/* Creates the batch that holds this rank's share of the held-out windows. */
 static gt_status create_held_out(const trainer *t, hy_batch *batch) {
     gt_status status = hy_batch_create(batch, rows_of(t), t->batch.length);
     hy_batch_share(batch, t->ranks.rank, t->ranks.size);
     return status;
 }
 
-/* With --ema, evaluations and samples use the average of the weights.  Call this function before and after them. */
+/* With --ema, swaps the weights and their moving average.  Evaluations and samples use the average, so call this
+ * function before and after them. */
 static gt_status exchange(const trainer *t) {
     return t->options.ema > 0 && !t->config.inference ? hy_model_exchange(t->model) : GT_OK;
 }
@@ -93,9 +96,9 @@ static gt_status print_sample(trainer *t) {
     return status == GT_OK ? back : status;
 }
 
-/* Adds the loss of a batch, summed over all ranks. */
+/* Evaluates a batch, and adds its loss, summed over all ranks, to *sum. */
 static gt_status add_loss(trainer *t, const hy_batch *batch, hy_loss *sum) {
-    double numbers[3] = {0, 0, 0}; /* loss, tokens, bytes */
+    double numbers[3] = {0, 0, 0}; /* sums of the loss, tokens and bytes */
     int64_t tokens = 0;
     gt_status status = hy_model_eval(t->model, batch->input, batch->target, &numbers[0], &tokens);
     for (int64_t i = 0; i < batch->rows * batch->length; i++)
@@ -106,7 +109,7 @@ static gt_status add_loss(trainer *t, const hy_batch *batch, hy_loss *sum) {
     return status;
 }
 
-/* Evaluates the next batch of the held-out part.  *is_left: 0 if there was none. */
+/* Evaluates the next batch of the held-out part.  *is_left is 0 if there was no batch left. */
 static gt_status evaluate_batch(trainer *t, hy_batch *batch, int64_t *next, hy_loss *sum, int *is_left) {
     if (!(*is_left = hy_batch_held_out(batch, &t->text, next))) return GT_OK;
     hy_alive("evaluation after step %lld, window %lld", (long long)t->steps, (long long)*next);
@@ -129,7 +132,7 @@ static gt_status evaluate_point(trainer *t, int64_t limit, double *point) {
     while (status == GT_OK && is_left && (!limit || sum.tokens < limit))
         status = evaluate_batch(t, &batch, &next, &sum, &is_left);
     hy_batch_free(&batch);
-    *point = status == GT_OK ? mean_of(sum).mean : (double)NAN; /* a mean over fewer tokens is no point of the curve */
+    *point = status == GT_OK ? mean_of(sum).mean : (double)NAN; /* after a failure the mean covers too few tokens */
     return status;
 }
 
@@ -160,7 +163,7 @@ gt_status hy_evaluate(trainer *t, int64_t limit, double *point) {
     return status;
 }
 
-/* The learning rate of a step, counted from 1: linear warm-up, then the schedule. */
+/* Returns the learning rate of a step (steps count from 1): a linear warm-up, then the schedule. */
 static double learning_rate(const hy_options *o, int64_t step) {
     const int64_t left = o->steps - step;
     if (step <= o->warmup) return o->lr * (double)step / (double)o->warmup;
@@ -178,8 +181,8 @@ static void next_batch(trainer *t) {
         hy_batch_random(&t->batch, &t->text, &t->random);
 }
 
-/* Fails if the loss or the gradient is not finite.  A gradient that overflows in fp16 is no error: the step is skipped,
- * and the loss scale halves. */
+/* Fails if the loss or the gradient is not finite.  In fp16 a gradient that overflows is no error: the step is
+ * skipped, and the loss scale halves. */
 static gt_status judge_step(trainer *t, const hy_result *result) {
     int scaled = t->backend->dtype == GT_F16;
     if (!isfinite(result->loss))
@@ -198,17 +201,18 @@ static gt_status judge_step(trainer *t, const hy_result *result) {
     return GT_OK;
 }
 
-/* Measures the speed by wall clock from step SPEED_FROM to SPEED_TO, without evaluations and samples. */
+/* Measures the speed in wall-clock time from step SPEED_FROM to step SPEED_TO.  Evaluations and samples do not
+ * count. */
 static void measure_speed(trainer *t) {
     if (t->steps == SPEED_FROM) {
         t->speed_start = hy_now() - t->aside;
         t->speed_tokens = t->tokens;
-    } else if (t->steps == SPEED_TO && t->speed_start > 0) { /* 0: the run was resumed after SPEED_FROM */
+    } else if (t->steps == SPEED_TO && t->speed_start > 0) { /* 0: the run was resumed at a step after SPEED_FROM */
         t->speed = (double)(t->tokens - t->speed_tokens) / (hy_now() - t->aside - t->speed_start);
     }
 }
 
-/* Adds up how long the GPU waited for sums of NCCL in the latest step, which took so many seconds. */
+/* Adds up how long the GPU waited for sums of NCCL in the latest step.  That step took step_seconds in all. */
 static gt_status measure_wait(trainer *t, double step_seconds) {
     double seconds;
     if (!t->backend->nccl || t->replayed++ < 2) return GT_OK;
@@ -217,7 +221,7 @@ static gt_status measure_wait(trainer *t, double step_seconds) {
     return status;
 }
 
-/* One optimiser step on the current batch. */
+/* Takes one optimiser step on the current batch. */
 static gt_status train_step(trainer *t, double lr, hy_result *result) {
     const hy_options *o = &t->options;
     const hy_optimizer optimizer = {.lr = (float)lr,
@@ -237,7 +241,7 @@ static gt_status train_step(trainer *t, double lr, hy_result *result) {
     hy_alive("step %lld", (long long)t->steps + 1);
     gt_status status = hy_model_train(t->model, t->batch.input, t->batch.target, keep, &optimizer);
     if (status == GT_OK) status = hy_model_result(t->model, result);
-    /* A smaller decay in the first steps, so that the average soon forgets the random initial weights. */
+    /* The decay is smaller in the first steps, so that the average soon forgets the random initial weights. */
     const double young = (1 + (double)t->steps) / (10 + (double)t->steps);
     if (status == GT_OK && o->ema > 0 && !result->skipped)
         status = hy_model_average(t->model, o->ema < young ? o->ema : young);
@@ -255,8 +259,8 @@ static gt_status train_step(trainer *t, double lr, hy_result *result) {
 
 static void add_gate(trainer *t, hy_gate gate) { t->gates[t->gate_count++] = gate; }
 
-/* Computes the RWKV / Mamba ratio of the gradient norms on the current batch, without an update.  fp16: halves the loss
- * scale, starting from the run's, until the gradient does not overflow. */
+/* Computes the RWKV / Mamba ratio of the gradient norms on the current batch, without an update.  In fp16 it starts
+ * with the run's loss scale, and halves the scale until the gradient does not overflow. */
 static gt_status first_ratio(trainer *t, double *ratio) {
     const int32_t *keep = t->options.stateful ? t->batch.keep : NULL;
     hy_result result = {.skipped = 1};
@@ -271,7 +275,7 @@ static gt_status first_ratio(trainer *t, double *ratio) {
     return status;
 }
 
-/* Gives every rank the verdicts of rank 0, so that with --gates-strict all ranks end together. */
+/* Copies the verdicts of rank 0 to every rank, so that --gates-strict ends all ranks together. */
 static gt_status share_verdicts(trainer *t, gt_status own) {
     hy_verdict verdicts[GATES_MAX];
     for (int i = 0; i < t->gate_count; i++) verdicts[i] = t->gates[i].verdict;
@@ -280,7 +284,7 @@ static gt_status share_verdicts(trainer *t, gt_status own) {
     return status;
 }
 
-/* The gates that judge the model before its first step.  Every rank uses its own windows. */
+/* Runs the gates that judge the model before its first step.  Every rank uses its own windows. */
 static gt_status gates_before(trainer *t) {
     hy_alive("the gates before training");
     double sum = 0;
@@ -292,14 +296,14 @@ static gt_status gates_before(trainer *t) {
     if (status == GT_OK) status = first_ratio(t, &t->ratio);
     if (status != GT_OK) return status;
     add_gate(t, hy_gate_forward(&t->probe, counted, t->batch.targets * rows_of(t) / t->batch.rows));
-    if (!*t->options.init) /* --init loads weights that have learnt something, so G2 does not apply */
+    if (!*t->options.init) /* G2 judges untrained weights, but --init loads trained ones */
         add_gate(t, hy_gate_entropy(t->probe.entropy, t->text.vocab));
     add_gate(t, hy_gate_states(&t->probe));
     add_gate(t, hy_gate_balance(&t->probe, t->ratio));
     return GT_OK;
 }
 
-/* Keeps a copy of the first batch, since G3 of a short run needs it. */
+/* Keeps a copy of the first batch, since gate G3 of a short run evaluates this batch again. */
 static gt_status keep_first(trainer *t) {
     const size_t bytes = (size_t)(t->batch.rows * t->batch.length) * sizeof(int32_t);
     gt_status status = hy_batch_create(&t->first, t->batch.rows, t->batch.length);
@@ -310,7 +314,8 @@ static gt_status keep_first(trainer *t) {
     return GT_OK;
 }
 
-/* G3 of a short run, whose recent steps include the first: evaluates the first batch again. */
+/* Adds gate G3 of a short run: evaluates the first batch again.  A run is short if the recent steps include its
+ * first step. */
 static gt_status add_short_training_gate(trainer *t) {
     hy_loss sum = {0, 0, 0};
     gt_status status = add_loss(t, &t->first, &sum);
@@ -320,7 +325,7 @@ static gt_status add_short_training_gate(trainer *t) {
     return status;
 }
 
-/* G3 of a long run.  G3 and G4 judge the recent steps. */
+/* Adds gate G3 on the recent steps, in its form for short runs or for long runs. */
 static gt_status add_training_gate(trainer *t) {
     const hy_recent *r = &t->recent;
     if (r->steps <= HY_RECENT && t->first.input) return add_short_training_gate(t);
@@ -328,7 +333,7 @@ static gt_status add_training_gate(trainer *t) {
     return GT_OK;
 }
 
-/* The gates that judge the trained model.  They probe it with the last batch. */
+/* Runs the gates that judge the trained model.  They probe the model with the last batch. */
 static gt_status gates_after(trainer *t) {
     hy_alive("the gates after training");
     gt_status status = hy_model_probe(t->model, t->batch.input, t->batch.target, &t->probe);
@@ -342,7 +347,7 @@ static gt_status gates_after(trainer *t) {
 
 static int due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-/* Collects everything that a model file stores. */
+/* Collects all values that a model file stores. */
 static hy_run run_of(trainer *t, hy_options *options) {
     const hy_config *c = hy_model_config(t->model);
     *options = t->options;
@@ -353,7 +358,7 @@ static hy_run run_of(trainer *t, hy_options *options) {
     options->expand = c->expand;
     options->d_conv = c->conv;
     options->mamba_head = c->mamba_head;
-    options->ffn = c->ffn; /* HY_NO_FFN is the HY_AUTO of this option */
+    options->ffn = c->ffn; /* HY_NO_FFN and HY_AUTO are the same number */
     if (t->rows) options->micro_batch = t->rows == t->batch.rows ? 0 : t->rows;
     hy_run run = {.model = t->model,
                   .options = options,
@@ -396,10 +401,10 @@ static int write_model(trainer *t, const char *path) {
     return 0;
 }
 
-/* Returns whether a model file needs states from other ranks. */
+/* Returns whether a model file needs states of other ranks. */
 static int has_shared_states(const trainer *t) { return t->options.stateful && t->ranks.size > 1; }
 
-/* Writes the model file, if one is wanted. */
+/* Writes the model file, if the user asked for one. */
 static void save(trainer *t) {
     double start = hy_now();
     if (!*t->options.save || t->saved == t->steps) return;
@@ -420,8 +425,8 @@ static void save(trainer *t) {
 
 void hy_best_path(const hy_options *o, char *path) { snprintf(path, HY_TEXT_MAX + 8, "%s.best", o->save); }
 
-/* Saves the model if the held-out curve has a new lowest point.  The evaluation of an interrupted run is not a point of
- * the curve. */
+/* Saves the model if the held-out curve has a new lowest point.  The evaluation of an interrupted run does not
+ * count, since it covers fewer tokens. */
 static void keep_best(trainer *t, double held_out, int last) {
     char path[HY_TEXT_MAX + 8];
     const double start = hy_now(), before = t->best;
@@ -457,7 +462,7 @@ gt_status hy_resume_run(trainer *t) {
     t->best = p->best;
     t->best_step = p->best_step;
     t->recent = p->recent;
-    /* fp16: a skipped step resets scale_steps and is not among the recent steps. */
+    /* In fp16 a skipped step resets scale_steps, and the recent steps do not include it. */
     const char *dtype = hy_file_text_of(&t->file, "option.dtype");
     const int is_known = p->recent.steps && !(dtype && !strcmp(dtype, "f16") && !p->scale_steps);
     t->last_loss = is_known ? p->recent.loss[(p->recent.steps - 1) % HY_RECENT] : (double)NAN;
@@ -465,8 +470,10 @@ gt_status hy_resume_run(trainer *t) {
     return GT_OK;
 }
 
-/* Evaluates the held-out part, and probes the model for the log.  *probed: 1 if the probe was made.  The last point of
- * the held-out curve uses the same tokens as all other points; the final evaluation continues after these tokens. */
+/* Evaluates the held-out part, and probes the model for the log.  *probed is 1 if the probe was made.
+ *
+ * The last point of the held-out curve uses the same tokens as all other points.  The final evaluation continues
+ * after these tokens. */
 static gt_status evaluate_step(trainer *t, int last, double *held_out, hy_probe *probe, int *probed) {
     const int64_t limit = t->options.eval_every ? t->options.eval_tokens : 0;
     double start = hy_now();
@@ -491,8 +498,8 @@ static void warn_of_heat(trainer *t) {
 
 /* Checks and reports a step: gates, held-out loss, log, progress line, sample.
  *
- * If the log is a regular file, its last row is written before the model file, without the held-out loss.  So a run
- * that is killed during the final evaluation loses no row, and --resume completes the row. */
+ * The last row of a log that is a regular file is written before the model file, without the held-out loss.  So a
+ * run that is killed during the final evaluation loses no row, and --resume completes the row. */
 static gt_status report_step(trainer *t, const hy_result *result, double lr, int last) {
     const hy_options *o = &t->options;
     const int is_early = last && t->log.file && t->log.is_regular;
@@ -511,9 +518,9 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
     }
     if (status == GT_OK && t->steps == G3_STEPS) status = add_training_gate(t);
     if (is_early) written = hy_write_log(t, result, NAN, lr, NULL);
-    if (last) save(t); /* first, since all that follows takes time or can fail */
+    if (last) save(t); /* saves first, since everything after this takes time or can fail */
     if (status == GT_OK) status = written;
-    if (last) status = hy_ranks_meet(&t->ranks, status); /* here and below: other ranks wait while rank 0 writes */
+    if (last) status = hy_ranks_meet(&t->ranks, status); /* here and below, other ranks wait while rank 0 writes */
     if (status == GT_OK && (last || due(t->steps, o->eval_every)))
         status = evaluate_step(t, last, &held_out, &probe, &probed);
     if (!is_early)
@@ -538,8 +545,8 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
     return status;
 }
 
-/* Handles a failed device: saves the model if its weights are still known, and says how to resume the run.
- * in_step: 1 if the step after t->steps had begun. */
+/* Handles a failed device.  Saves the model if its weights are still known, and says how to resume the run.  in_step
+ * is 1 if the step after t->steps had begun. */
 static gt_status lose_device(trainer *t, gt_status status, int in_step) {
     const hy_options *o = &t->options;
     char reason[480], way[HY_TEXT_MAX + 64] = "";
@@ -605,7 +612,7 @@ static gt_status keep_older(trainer *t) {
     return hy_keep_older("keep-best", best, older, sizeof older);
 }
 
-/* Sets t->batch to the batch of the last step.  Draws all batches of the run again to get there. */
+/* Sets t->batch to the batch of the last step.  To get there, it draws all batches of the run again. */
 static gt_status draw_again(trainer *t) {
     gt_status status = GT_OK;
     t->random = (uint64_t)t->options.seed;
@@ -633,7 +640,7 @@ gt_status hy_run_training(trainer *t) {
     hy_print_start(t);
     status = hy_flush_report();
     if (status == GT_OK) status = train(t);
-    if (status == HY_ERROR_WRITE) save(t); /* the report cannot be printed, but the model is good */
+    if (status == HY_ERROR_WRITE) save(t); /* only the report failed, so the model is still worth saving */
     if (status != GT_OK) return status;
     if (!t->steps) {
         puts("ended by a gate, before the first update");

@@ -1,4 +1,5 @@
-/* Kernels at the end of a step: cross_entropy, the norm of the gradient, AdamW. */
+/* The kernels at the end of a step: cross_entropy, the norm of the gradient, AdamW.  A block has 8 warps
+ * (hybrid_machine.cuh). */
 #ifndef HYBRID_LOSS_CUH
 #define HYBRID_LOSS_CUH
 
@@ -16,7 +17,7 @@ struct CrossEntropyParams {
     const float* scale;
 };
 
-/* The largest value of the warp; NaN if any value is NaN. */
+/* Returns the largest value of the warp; NaN if any value is NaN. */
 GT_DEV float warp_max(float value) {
     GT_UNROLL
     for (int mask = 16; mask > 0; mask >>= 1) {
@@ -26,7 +27,7 @@ GT_DEV float warp_max(float value) {
     return value;
 }
 
-/* grid ceil(M/8), a warp per row, which it reads twice */
+/* The grid has ceil(M/8) blocks, with one warp per row; a warp reads its row twice. */
 template <class T>
 GT_KERNEL(THREADS, 1)
 cross_entropy_forward_kernel(const GT_GRID_CONSTANT CrossEntropyParams p) {
@@ -41,7 +42,7 @@ cross_entropy_forward_kernel(const GT_GRID_CONSTANT CrossEntropyParams p) {
     largest = warp_max(largest);
     for (int64_t v = lane_id(); v < p.V; v += 32) {
         float x = Element<T>::load(z, v) - largest;
-        x = x < -87.0f ? -87.0f : x; /* exp(-87) adds nothing to 1; an infinite x would make x * e NaN */
+        x = x < -87.0f ? -87.0f : x; /* exp(-87) adds nothing to 1, and an infinite x would make x * e NaN */
         const float e = exp_accurate(x);
         sum += e;
         weighted += e * x;
@@ -56,7 +57,7 @@ cross_entropy_forward_kernel(const GT_GRID_CONSTANT CrossEntropyParams p) {
     p.entropy[row] = target < 0 ? 0.0f : logf(sum) - weighted / sum;
 }
 
-/* One block adds up the rows. */
+/* One block adds up the results of all rows. */
 GT_KERNEL(THREADS, 1) cross_entropy_total_kernel(const GT_GRID_CONSTANT CrossEntropyParams p) {
     double loss = 0.0, counted = 0.0, entropy = 0.0;
     GT_UNROLL
@@ -74,7 +75,7 @@ GT_KERNEL(THREADS, 1) cross_entropy_total_kernel(const GT_GRID_CONSTANT CrossEnt
     p.total[2] = (float)entropy;
 }
 
-/* grid ceil(M/8), a warp per row */
+/* The grid has ceil(M/8) blocks, with one warp per row. */
 template <class T>
 GT_KERNEL(THREADS, 1)
 cross_entropy_backward_kernel(const GT_GRID_CONSTANT CrossEntropyParams p) {
@@ -120,10 +121,11 @@ struct GradNormParams {
     const float *grad, *control;
     double *slices, *partial;
     float* norm;
-    int64_t slices_each; /* number of slices of a segment */
+    int64_t slices_each; /* number of slices into which each segment is cut */
 };
 
-/* slices[s][k] = sum of squares of slice k of segment s; grid count x slices_each */
+/* Computes slices[s][k], the sum of squares of slice k of segment s.  The grid has count * slices_each blocks, where
+ * count is the number of segments. */
 GT_KERNEL(THREADS, 1) squares_kernel(const GT_GRID_CONSTANT GradNormParams p) {
     const int64_t s = block_x() / p.slices_each, k = block_x() % p.slices_each;
     const int64_t start = p.segments.start[s], end = p.segments.start[s + 1];
@@ -136,7 +138,7 @@ GT_KERNEL(THREADS, 1) squares_kernel(const GT_GRID_CONSTANT GradNormParams p) {
     if (thread_id() == 0) p.slices[block_x()] = sum;
 }
 
-/* One block adds up the slices of each segment, then the segments of each group, both in order. */
+/* One block adds up the slices of each segment, then the segments of each parameter group, both in order. */
 GT_KERNEL(THREADS, 1) grad_norm_kernel(const GT_GRID_CONSTANT GradNormParams p) {
     for (int64_t s = thread_id(); s < p.segments.count; s += THREADS) {
         double sum = 0.0;
@@ -181,8 +183,8 @@ struct AdamwParams {
 
 constexpr int ADAMW_BLOCKS = 1024;
 
-/* Only device memory holds the number of elements, so the grid is fixed: each of 1024 blocks takes an equal share.
- * Reads 16 bytes per parameter, and writes 12 bytes and the copy. */
+/* The grid has a fixed number of blocks, because only device memory holds the number of elements.  Each block takes
+ * an equal share of the elements.  The kernel reads 16 bytes per parameter, and writes 12 bytes and the 16-bit copy. */
 template <class T>
 GT_KERNEL(THREADS, 1)
 adamw_kernel(const GT_GRID_CONSTANT AdamwParams p) {
@@ -199,7 +201,7 @@ adamw_kernel(const GT_GRID_CONSTANT AdamwParams p) {
     const int64_t share = (n + grid_x() * THREADS - 1) / (grid_x() * THREADS) * THREADS;
     const int64_t first = block_x() * share + thread_id();
     const int64_t last = block_x() * share + share < n ? block_x() * share + share : n;
-    int64_t s = 0, beyond = p.segments.count; /* start[s] <= first < start[beyond] */
+    int64_t s = 0, beyond = p.segments.count; /* invariant: start[s] <= first < start[beyond] */
     while (first < last && beyond - s > 1) {
         const int64_t middle = (s + beyond) / 2;
         if (start[middle] <= first)

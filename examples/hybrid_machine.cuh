@@ -1,9 +1,11 @@
-/* Parts for the kernels of hybrid_ops.cuh: the device as a hy_backend, launches, and the two kernels that most
- * operators use.  One of them works element by element, the other sums rows.
+/* Parts that the kernels of hybrid_ops.cuh share: the device as a hy_backend, launches, and two kernels.  Most
+ * operators use these two: one works element by element, the other sums rows.
  *
- * Blocks have 8 warps.  If rows are independent, a warp takes one row.  For a sum over rows, a warp takes 128 columns
- * of some rows, a block adds up its warps in order, and reduce_rows adds up the blocks.  So the order of every sum
- * depends only on the sizes.  Kernels read four elements at a time if rows and addresses are aligned for it. */
+ * A block has 8 warps.  If rows are independent, a warp takes one row.  For a sum over rows, a warp adds up 128
+ * columns of some rows, and a block adds up its warps in order.  reduce_rows then adds up the blocks.  So the order
+ * of every sum depends only on the sizes.
+ *
+ * Kernels read four elements at a time, if the addresses are aligned and the row length is a multiple of four. */
 #ifndef HYBRID_MACHINE_CUH
 #define HYBRID_MACHINE_CUH
 
@@ -18,25 +20,25 @@ using namespace gt;
 
 struct Machine : hy_backend {
     cudaStream_t stream;
-    size_t workspace_want; /* bytes of workspace that the matrix product asks for */
-    float* sums;           /* in scratch memory: partial sums of the operators ... */
+    size_t workspace_want; /* bytes of workspace that matrix products can use */
+    float* sums;           /* in scratch memory: the operators' partial sums ... */
     int64_t sums_count;
-    void* workspace; /* ... and the matrix product's workspace */
+    void* workspace; /* ... and the workspace of matrix products */
     size_t workspace_bytes;
 };
 
 static Machine& machine(hy_backend* be) { return *static_cast<Machine*>(be); }
 
-constexpr size_t WORKSPACE_BYTES = 32 << 20; /* for the matrix product: the default of cuBLAS on sm_90 */
+constexpr size_t WORKSPACE_BYTES = 32 << 20; /* of matrix products: the default of cuBLAS on sm_90 */
 constexpr int WARPS = 8;
 constexpr int THREADS = 32 * WARPS;
-constexpr int64_t PARTS = 512; /* most partial sums of a column */
+constexpr int64_t PARTS = 512; /* the largest number of partial sums per column */
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t size_of(gt_dtype dtype) { return dtype == GT_BF16 || dtype == GT_F16 ? 2 : 4; }
 
-/* Launches a kernel.  The grid's `y` counts columns or independent products. */
+/* Launches a kernel.  The grid's y dimension counts blocks of columns, or independent products. */
 template <class Params>
 static gt_status enqueue(const Machine& m, const char* name, void (*kernel)(Params), int64_t blocks, int64_t y,
                          size_t smem, const Params& params) {
@@ -50,7 +52,7 @@ static gt_status enqueue(const Machine& m, const char* name, void (*kernel)(Para
     return hy_fail(GT_ERROR_CUDA, "cuda %s: %s", name, cudaGetErrorString(error));
 }
 
-/* Template parameters of a kernel: it processes elements of type T, N at a time. */
+/* Bundles the template parameters of a kernel that processes N elements of type T at a time. */
 template <class T_, int N_>
 struct Layout {
     using T = T_;
@@ -64,13 +66,14 @@ static gt_status with_layout(gt_dtype dtype, bool fours, F f) {
     return fours ? f(Layout<float, 4>()) : f(Layout<float, 1>());
 }
 
-/* Returns whether kernels can read rows of `columns` elements of all these arrays four elements at a time. */
+/* Returns whether kernels can read four elements at a time in all these arrays, whose rows have `columns` elements. */
 template <class... Pointers>
 static bool in_fours(int64_t columns, Pointers... arrays) {
     return columns % 4 == 0 && (... && ((uintptr_t)arrays % 16 == 0));
 }
 
-/* Computes the number of partial sums of `columns` columns: `wanted`, or fewer if scratch memory has no more room. */
+/* Computes the number of partial sums per column, for `columns` columns.  It is `wanted`, or fewer if scratch memory
+ * has no room for so many. */
 static gt_status count_parts(const Machine& m, const char* name, int64_t wanted, int64_t columns, int64_t* parts) {
     *parts = smaller(smaller(wanted, PARTS), m.sums_count / (columns ? columns : 1));
     if (*parts > 0 || wanted == 0) return GT_OK;
@@ -101,8 +104,8 @@ GT_DEV void store(void* data, int64_t i, const float (&x)[N]) {
 
 GT_DEV int64_t row_of_warp() { return (int64_t)block_x() * WARPS + warp_id(); }
 
-/* Sums `value` over the block, in a fixed order.  Only thread 0 gets the sum.  Uses 8 bytes of shared memory per
- * thread, which the caller may reuse at once. */
+/* Sums `value` over the block, in a fixed order.  Only thread 0 gets the sum.  The function uses 8 bytes of shared
+ * memory per thread, which the caller may use again right after it. */
 GT_DEV double block_sum(double value) {
     const uint32_t address = smem_base() + 8 * thread_id();
     sts<double>(address, value);
@@ -115,8 +118,8 @@ GT_DEV double block_sum(double value) {
     return value;
 }
 
-/* Adds up the sums of a block's 8 warps and writes them to out[i * D + column].  Each lane holds N columns of COUNT
- * arrays.  Uses shared memory for 8 x COUNT x N x 32 floats. */
+/* Adds up the sums of a block's 8 warps, and writes them to out[i * D + column] for i < COUNT.  Each lane holds the
+ * sums of N columns of COUNT arrays.  The function uses shared memory for 8 x COUNT x N x 32 floats. */
 template <int COUNT, int N>
 GT_DEV void write_block_sums(float* out, int64_t D, const float (&sum)[COUNT][N]) {
     constexpr int WIDTH = 32 * N;
@@ -145,8 +148,9 @@ constexpr size_t block_sums_bytes() {
 }
 
 /* ---- element by element -----------------------------------------------------------------------
- * out[i] = F::of(in[0][i], in[1][i], in[2][i]); F defines its number of inputs.
- * grid ceil(n / 1024) or ceil(n / 256); reads and writes every element once. */
+ * Computes out[i] = F::of(in[0][i], in[1][i], in[2][i]); F may use fewer inputs.
+ * The grid has ceil(n / 1024) blocks if a thread takes four elements, else ceil(n / 256) blocks.  The kernel reads and
+ * writes every element once. */
 struct EachParams {
     const void* in[3];
     void* out;
@@ -177,13 +181,14 @@ static gt_status each(const Machine& m, const char* name, gt_dtype dtype, EachPa
 }
 
 /* ---- sums over rows ---------------------------------------------------------------------------
- * sums[part][d] = sum over the part's rows of weight[row] x[row][d]; weight NULL = 1.
- * grid parts x ceil(D / 128); 4 KB of shared memory; reads x once. */
+ * Computes sums[part][d] = sum over the part's rows of weight[row] x[row][d]; weight = NULL means 1.
+ * The grid has parts x ceil(D / 128) blocks, each with 4 KB of shared memory.  (If a lane takes one element instead of
+ * four: ceil(D / 32) and 1 KB.)  The kernel reads x once. */
 struct ColumnsParams {
     const void* x;
     const float* weight;
     float* sums;
-    int64_t M, D, rows; /* rows: per warp */
+    int64_t M, D, rows; /* rows: number of rows per warp */
 };
 
 template <class T, int N>
@@ -203,7 +208,7 @@ columns_kernel(const GT_GRID_CONSTANT ColumnsParams p) {
     write_block_sums(p.sums + block_x() * p.D, p.D, sum);
 }
 
-/* out[d] (+)= sum over rows of weight[row] x[row][d] */
+/* Computes out[d] = sum over rows of weight[row] x[row][d]; accumulate = 1 adds the sum to out[d]. */
 static gt_status sum_columns(const Machine& m, const char* name, gt_dtype dtype, int64_t M, int64_t D, const void* x,
                              const float* weight, float* out, int accumulate) {
     int64_t parts;

@@ -1,15 +1,15 @@
-/* exp in fp32 that compilers vectorise, for the trainer's CPU path. */
+/* An exp in fp32 for the trainer's CPU path, which compilers can vectorise. */
 #ifndef HYBRID_MATH_H
 #define HYBRID_MATH_H
 
 #include <stdint.h>
 
-/* exp(x) within 1.1 units in the last place.  Underflows to subnormal numbers and 0, overflows to infinity, and returns
- * NaN for NaN, as exp does.
+/* Computes exp(x) within 1.1 units in the last place.  Like exp, it underflows to subnormal numbers and 0, overflows
+ * to infinity, and returns NaN for NaN.
  *
- * Method: x = n ln2 + f.  Adding 1.5 * 2^23 to x / ln2 rounds to the integer n and leaves n in the low bits.  ln2 is
- * split into two parts, so that the first part times n is exact.  2^n is multiplied in two steps, because at both ends
- * of the range 2^n is not a normal number. */
+ * Method: x = n ln2 + f.  Adding 1.5 * 2^23 to x / ln2 rounds the sum to an integer and leaves n in its low bits.
+ * ln2 is split into two parts, so that the first part times n is exact.  The code multiplies by 2^n in two steps,
+ * because at both ends of the range 2^n is not a normal number. */
 static inline float hy_exp(float x) {
     union {
         float f;

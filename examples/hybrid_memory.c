@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An arena: hands out pieces of one allocation.  To compute only the size, it starts at a made-up address that nobody
- * reads. */
+/* An arena, which hands out pieces of one allocation.  If only the size is wanted, the base is a made-up address
+ * that nobody reads or writes. */
 typedef struct arena {
     char *base;
     size_t used;
@@ -69,7 +69,7 @@ static void take_activations(arena *a, hy_model *m) {
     m->keep = take(a, (size_t)m->B * sizeof *m->keep);
     take_layer(a, m, &m->acts[0]);
     for (int l = 1; l < m->L; l++) {
-        if (m->config.inference || recomputes(m)) /* inference: a layer may write its output where its input was */
+        if (m->config.inference || recomputes(m)) /* in inference a layer may overwrite its input with its output */
             m->acts[l] = m->acts[0];
         else
             take_layer(a, m, &m->acts[l]);
@@ -147,20 +147,20 @@ static void take_weights(arena *a, hy_model *m) {
     m->partial = take(a, (size_t)m->param_count * sizeof(double));
 }
 
-/* Columns of the widest array of activations. */
+/* Returns the number of columns of the widest array of activations. */
 static int64_t widest(const hy_model *m) {
     int64_t most = m->F > m->C ? m->F : m->C;
     if (has_mamba(m) && most < in_rows(m)) most = in_rows(m);
     return most < m->V ? m->V : most;
 }
 
-/* Takes all arrays of the model from the arena, and adds up the bytes of each purpose. */
+/* Takes all arrays of the model from the arena, and computes the bytes of each purpose. */
 static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
     const hy_limits limits = {.M = m->M, .D = widest(m), .n = m->param_total};
     size_t before = a->used, scratch;
     take_weights(a, m);
     plan->weights = a->used - before, before = a->used;
-    arena unused = {a->base, 0}; /* inference: addresses for arrays that nobody reads or writes */
+    arena unused = {a->base, 0}; /* in inference it gives addresses for arrays that nobody reads or writes */
     arena *const training = m->config.inference ? &unused : a;
     m->grads = take_fp32(training, m, m->param_total);
     plan->gradients = a->used - before, before = a->used;
@@ -187,7 +187,7 @@ static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
     return GT_OK;
 }
 
-/* Enlarges the workspace to the needs of an operator; also *saved, if this pass keeps what backward needs. */
+/* Enlarges the workspace to the needs of an operator.  Also sets *saved, if this pass keeps what backward needs. */
 static void note_need(hy_model *m, const pass *p, const gt_workspace *need, size_t *saved) {
     const size_t passes[] = {need->forward, p->keep_saved ? need->backward : 0, need->step};
     for (int i = 0; i < 3; i++)
@@ -259,7 +259,7 @@ static gt_status ask_branches(hy_model *m, const pass *p) {
     return is_mamba1(m) ? ask_scan(m, p) : ask_ssd(m, p);
 }
 
-/* Asks all operators for their workspace in the pass p. */
+/* Asks all operators how much workspace they need in the pass p. */
 static gt_status ask_workspace(hy_model *m, const pass *p) {
     hy_backend *be = m->be;
     gt_rmsnorm_linear_args head = head_of(m, p);
@@ -286,7 +286,7 @@ static gt_status plan_memory(hy_model *m, hy_plan *plan) {
     pass train = training_pass(m), evaluate = evaluation_pass(m);
     pass prompt = decoding_pass(m, m->T), step = decoding_pass(m, 1);
     arena a = {made_up, 0};
-    TRY(take_all(&a, m, plan)); /* first, since the answer of an operator depends on which pointers are NULL */
+    TRY(take_all(&a, m, plan)); /* comes first, since an operator's needs depend on which pointers are NULL */
     if (!m->config.inference) TRY(ask_workspace(m, &train));
     TRY(ask_workspace(m, &evaluate));
     TRY(ask_workspace(m, &prompt));
@@ -302,7 +302,7 @@ static gt_status plan_memory(hy_model *m, hy_plan *plan) {
     return GT_OK;
 }
 
-/* Makes a model that has no memory of the backend yet. */
+/* Makes a model without memory of the backend. */
 static gt_status make_model(hy_backend *be, const hy_config *config, int vocab, int B, int T, uint64_t seed,
                             hy_model **model) {
     hy_config c = *config;
@@ -343,7 +343,7 @@ gt_status hy_model_plan(hy_backend *be, const hy_config *config, int vocab, int 
     return status;
 }
 
-/* Writes the table of segments, and the control numbers of a model before its first step. */
+/* Writes the table of segments, and the control numbers that a model has before its first step. */
 static gt_status write_tables(hy_model *m) {
     const hy_segments *s = &m->segments;
     double control[HY_CONTROLS] = {[HY_LOSS_SCALE] = 1};
@@ -374,7 +374,7 @@ gt_status hy_states_zero(const hy_model *m, const state_set *s) {
 static gt_status clear_training(const hy_model *m) {
     const size_t numbers = (size_t)m->param_total * m->be->fp32_bytes;
     TRY(m->be->zero(m->be, m->grads, numbers)); /* the gaps between tensors stay zero */
-    /* Rows are padded, and libraries that read 16 bytes at a time also read the padding. */
+    /* The rows of grad.in are padded, and libraries that read 16 bytes at a time also read the padding. */
     if (has_mamba(m)) TRY(m->be->zero(m->be, m->grad.in, (size_t)(m->M * in_row(m)) * act_bytes(m)));
     TRY(m->be->zero(m->be, m->m, numbers));
     return m->be->zero(m->be, m->v, numbers);

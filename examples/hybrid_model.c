@@ -1,5 +1,5 @@
-/* The functions of hybrid_model.h that concern the whole model: forward to the loss, backward, the optimiser, decoding.
- * hybrid_inside.h lists the files with the others. */
+/* The functions of hybrid_model.h that concern the whole model: forward to the loss, backward, the optimiser,
+ * decoding.  hybrid_inside.h lists the files that hold the other functions. */
 #include "hybrid_args.h"
 #include <math.h>
 #include <stdlib.h>
@@ -7,12 +7,12 @@
 
 const hy_config *hy_model_config(const hy_model *m) { return &m->config; }
 
-/* Adds the layer to the error message. */
+/* Adds the number of the layer to the error message. */
 static gt_status in_layer(gt_status status, int l) {
     return status == GT_OK ? GT_OK : hy_fail(status, "layer %d: %s", l, hy_last_error());
 }
 
-/* Runs from the uploaded tokens to the output of the last layer. */
+/* Runs forward from the uploaded tokens to the output of the last layer. */
 static gt_status forward_layers(hy_model *m, const pass *p) {
     hy_embedding_args embedding = embedding_of(m, p);
     m->latest = *p, m->held = -1;
@@ -36,7 +36,7 @@ gt_status hy_forward(hy_model *m, const pass *p) {
     return m->be->cross_entropy_forward(m->be, &loss);
 }
 
-/* carried_in = carried_out for tracks with keep = 1, else 0 */
+/* Sets carried_in to carried_out for tracks with keep = 1, and to 0 for other tracks. */
 static gt_status carry_states(const hy_model *m) {
     m->be->at = (hy_place){"forward", "states"};
     const state_set *from = &m->carried_out, *to = &m->carried_in;
@@ -81,7 +81,7 @@ static gt_status upload_keep(hy_model *m, const int32_t *keep) {
     return keep ? m->be->upload(m->be, m->keep, keep, bytes) : m->be->zero(m->be, m->keep, bytes);
 }
 
-/* Forward of the uploaded training batch. */
+/* Runs forward on the uploaded training batch. */
 static gt_status forward_training(hy_model *m) {
     if (m->config.inference)
         return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made for inference: it keeps nothing for backward");
@@ -101,7 +101,7 @@ gt_status hy_model_eval(hy_model *m, const int32_t *tokens, const int32_t *targe
     pass p = evaluation_pass(m);
     double total[3];
     TRY(hy_batch_upload(m, tokens, targets));
-    m->trained.M = 0; /* its activations are overwritten */
+    m->trained.M = 0; /* the forward pass below overwrites its activations */
     m->has_sums = 0;
     TRY(hy_forward(m, &p));
     TRY(m->be->read(m->be, total, m->total, GT_F32, 3));
@@ -112,12 +112,14 @@ gt_status hy_model_eval(hy_model *m, const int32_t *tokens, const int32_t *targe
 
 /* ---- backward ------------------------------------------------------------------------------ */
 
-/* GPUs of several ranks add up the gradient in buckets, while backward computes other gradients.  Backward goes from
- * the last layer to the first, and so from the end of the gradient to its start.  A bucket holds whole layers.  Smaller
- * buckets would mostly cost latency: over NVLink 4 MiB take about as long as NCCL needs to start. */
+/* The least number of elements in a bucket.  GPUs of several ranks add up the gradient in buckets, while backward
+ * computes the rest of the gradient.  Backward goes from the last layer to the first, and so from the end of the
+ * gradient's array to its start.  A bucket holds whole layers.
+ *
+ * Smaller buckets would mostly cost latency: over NVLink, 4 MiB take about as long as NCCL needs to start. */
 enum { BUCKET = 1 << 20 };
 
-/* Sums numbers start ... *end - 1 of the gradient over the ranks, if they fill a bucket or is_last is set. */
+/* Sums elements start ... *end - 1 of the gradient over the ranks, if they fill a bucket or if is_last is set. */
 static gt_status sum_bucket(const hy_model *m, int64_t start, int64_t *end, int is_last) {
     const int64_t n = *end - start;
     if (n < BUCKET && !is_last) return GT_OK;
@@ -125,7 +127,7 @@ static gt_status sum_bucket(const hy_model *m, int64_t start, int64_t *end, int 
     return m->be->sum(m->be, fp32_at(m, m->grads, start), n);
 }
 
-/* is_summed: the gradient is summed over the GPUs of all ranks. */
+/* Runs backward for the whole model.  With is_summed = 1 the GPUs of all ranks also add up their gradients. */
 static gt_status backward(hy_model *m, int accumulate, int is_summed) {
     int64_t end = m->param_total;
     if (!m->trained.M) return hy_fail(GT_ERROR_VALUE, "hy_model_backward: no hy_model_forward came before");
@@ -157,7 +159,7 @@ gt_status hy_model_backward(hy_model *m, int accumulate) { return backward(m, ac
 
 /* ---- the optimiser ------------------------------------------------------------------------- */
 
-/* Random bits for dropout, different for each seed: splitmix64. */
+/* Makes random bits for dropout from a seed, with splitmix64. */
 static uint64_t drop_bits(uint64_t seed) {
     uint64_t x = seed + 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -165,7 +167,8 @@ static uint64_t drop_bits(uint64_t seed) {
     return x ^ (x >> 31);
 }
 
-/* Uploads the control numbers of step m->steps.  window: the first window of this pass. */
+/* Uploads the control numbers of step m->steps.  `window` is the index of this pass's first window in the whole
+ * batch. */
 static gt_status upload_control(hy_model *m, const hy_optimizer *o, double loss_scale, int64_t window) {
     const double t = (double)m->steps;
     const uint64_t drop = drop_bits(o->drop);
@@ -194,7 +197,7 @@ static gt_status grad_norm(hy_model *m) {
 gt_status hy_model_grad_norm(hy_model *m) {
     if (m->config.inference)
         return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made for inference: it has no gradients");
-    m->judged = 1; /* these norms belong to no step */
+    m->judged = 1; /* these norms do not belong to a step */
     return grad_norm(m);
 }
 
@@ -240,7 +243,7 @@ gt_status hy_model_exchange(hy_model *m) {
     return hy_params_round(m);
 }
 
-/* Slots of hy_backend.run. */
+/* Slots for hy_backend.run: one for each sequence of calls that a backend may record. */
 enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS, SLOT_STEP, SLOT_ADD, SLOT_SUM, SLOT_ADD_AND_SUM };
 
 static gt_status loss_uploaded(void *model) { return forward_training(model); }
@@ -260,14 +263,14 @@ static gt_status gradient_uploaded(void *model) {
     return hy_model_backward(m, 0);
 }
 
-/* Like gradient_uploaded, but adds to the current gradient. */
+/* Does what gradient_uploaded does, but adds to the current gradient. */
 static gt_status add_uploaded(void *model) {
     hy_model *m = model;
     TRY(forward_training(m));
     return hy_model_backward(m, 1);
 }
 
-/* These also sum the gradient over all ranks. */
+/* The next two functions also sum the gradient over all ranks. */
 static gt_status sum_uploaded(void *model) {
     TRY(forward_training(model));
     return backward(model, 0, 1);
@@ -284,7 +287,7 @@ static gt_status train_uploaded(void *model) {
     return update_params(model);
 }
 
-/* Returns whether NCCL sums the gradient, inside of backward. */
+/* Returns whether NCCL sums the gradient while backward runs. */
 static int has_gpu_sums(const hy_model *m, const hy_optimizer *o) { return o->ranks && m->be->nccl; }
 
 /* Runs a slot.  A replay does not run record(m), so this function sets the host fields that record(m) would set. */
@@ -309,11 +312,11 @@ gt_status hy_model_loss(hy_model *m, const int32_t *tokens, const int32_t *targe
 
 gt_status hy_model_infer(hy_model *m, const int32_t *tokens) {
     if (tokens) TRY(upload_tokens(m, tokens));
-    m->trained.M = 0; /* its activations are overwritten */
+    m->trained.M = 0; /* the forward pass below overwrites its activations */
     return run_uploaded(m, SLOT_INFER, infer_uploaded);
 }
 
-/* Adds the loss, targets and entropy of the latest part.  Waits for the part. */
+/* Waits for the latest part of a step, and adds its loss, targets and entropy to the sums of the step. */
 static gt_status add_totals(hy_model *m) {
     double total[3];
     TRY(m->be->read(m->be, total, m->total, GT_F32, 3));
@@ -321,8 +324,8 @@ static gt_status add_totals(hy_model *m) {
     return GT_OK;
 }
 
-/* Runs a part of a step.  If GPUs sum the gradient, the last part does it: a rank that fails before this part must not
- * leave the others waiting on their GPUs, so the ranks first exchange statuses. */
+/* Runs a part of a step.  If GPUs sum the gradient, they do so in the last part.  A rank that fails before this part
+ * must not leave the GPUs of other ranks waiting, so the ranks first exchange statuses. */
 static gt_status run_part(hy_model *m, const hy_optimizer *o, int part, int is_last) {
     if (!is_last || !has_gpu_sums(m, o))
         return run_uploaded(m, part ? SLOT_ADD : SLOT_GRADIENT, part ? add_uploaded : gradient_uploaded);
@@ -330,8 +333,8 @@ static gt_status run_part(hy_model *m, const hy_optimizer *o, int part, int is_l
     return run_uploaded(m, part ? SLOT_ADD_AND_SUM : SLOT_SUM, part ? add_and_sum_uploaded : sum_uploaded);
 }
 
-/* Computes the gradient of the mean loss over all parts and ranks.  Each part adds the gradient of its own mean loss,
- * weighted by its number of targets.  Does not wait for the last part if GPUs sum the gradient. */
+/* Computes the gradient of the mean loss over all parts and ranks.  Each part adds the gradient of its own mean
+ * loss, weighted by its number of targets.  If GPUs sum the gradient, the function does not wait for the last part. */
 static gt_status add_parts(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
                            const hy_optimizer *o) {
     const int parts = o->parts > 1 ? o->parts : 1;
@@ -352,7 +355,8 @@ static gt_status add_parts(hy_model *m, const int32_t *tokens, const int32_t *ta
     return GT_OK;
 }
 
-/* Sums a gradient on a device through host memory, in pieces.  Every rank makes the same calls, also after an error. */
+/* Sums a gradient on a device over all ranks: copies it through host memory, in pieces.  Every rank makes the same
+ * calls, also after an error. */
 static gt_status sum_through_host(hy_model *m, hy_ranks *ranks, gt_status own) {
     enum { PIECE = 1 << 22 };
     const int64_t most = m->param_total < PIECE ? m->param_total : PIECE;
@@ -370,8 +374,8 @@ static gt_status sum_through_host(hy_model *m, hy_ranks *ranks, gt_status own) {
     return own;
 }
 
-/* Replaces this rank's gradient and sums by the totals over all ranks.  Other ranks wait in this exchange, so `own`
- * passes them this rank's error. */
+/* Replaces this rank's gradient and sums by the totals over all ranks.  Other ranks wait in this exchange, so a
+ * failed rank calls it, too, and passes its error as `own`. */
 static gt_status sum_over_ranks(hy_model *m, const hy_optimizer *o, gt_status own) {
     if (strcmp(m->be->name, "cpu"))
         own = sum_through_host(m, o->ranks, own);
@@ -380,7 +384,7 @@ static gt_status sum_over_ranks(hy_model *m, const hy_optimizer *o, gt_status ow
     return hy_ranks_add(o->ranks, own, m->sums, 3);
 }
 
-/* A step with several parts or ranks. */
+/* Runs a step that has several parts or ranks. */
 static gt_status train_in_parts(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
                                 const hy_optimizer *o) {
     if (m->config.stateful && o->parts > 1)
@@ -407,7 +411,7 @@ gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targ
     m->loss_scale = optimizer->loss_scale > 0 ? optimizer->loss_scale : 1;
     m->steps++, m->judged = 0;
     TRY(upload_control(m, optimizer, m->loss_scale, optimizer->window));
-    m->weights = UNKNOWN; /* a replay does not tell how far it came before a failure */
+    m->weights = UNKNOWN; /* if a replay fails, nobody knows how far it came */
     return run_uploaded(m, SLOT_TRAIN, train_uploaded);
 }
 
@@ -430,7 +434,7 @@ gt_status hy_model_result(hy_model *m, hy_result *r) {
     if (is_single(m))
         r->ratio = (double)NAN;
     else if (r->norm[HY_RWKV] == 0)
-        r->ratio = 0; /* also if Mamba's norm is 0 */
+        r->ratio = 0; /* comes first, so 0 / 0 gives 0, too */
     else
         r->ratio = r->norm[HY_RWKV] / r->norm[HY_MAMBA];
     if (r->skipped && !m->judged) m->steps--; /* AdamW counts only the steps that changed the weights */
@@ -447,7 +451,7 @@ void hy_model_set_steps(hy_model *m, int64_t steps) { m->steps = steps; }
 
 gt_status hy_model_reset(hy_model *m) { return hy_states_zero(m, &m->decoding); }
 
-/* Uploads tokens first ... first + T - 1 of each sequence; a sequence has n tokens. */
+/* Uploads tokens first ... first + T - 1 of each sequence.  Each sequence has n tokens in `tokens`. */
 static gt_status upload_piece(hy_model *m, const int32_t *tokens, int64_t n, int64_t first, int64_t T) {
     const int64_t pieces = T == n ? 1 : m->config.samples, length = m->config.samples / pieces * T;
     for (int64_t i = 0; i < pieces; i++)
@@ -455,7 +459,7 @@ static gt_status upload_piece(hy_model *m, const int32_t *tokens, int64_t n, int
     return GT_OK;
 }
 
-/* Runs the layers, and the head if is_last. */
+/* Runs the layers, and also the head if is_last is set. */
 static gt_status decode(hy_model *m, const pass *p, int is_last) {
     gt_rmsnorm_linear_args head = last_head_of(m, p);
     TRY(forward_layers(m, p));
@@ -489,9 +493,9 @@ double hy_model_token_bytes(const hy_model *m) {
     double bytes = 2 * (double)(m->config.samples * m->L * states) * (double)m->be->fp32_bytes;
     for (int i = 0; i < m->param_count; i++) {
         const hy_param *p = &m->params[i].shown;
-        /* Without a tied head a step reads only the rows of its tokens from the embedding. */
+        /* If the head has its own weight, a step reads only the rows of its tokens from the embedding. */
         const int64_t count = i == m->embedding && m->config.untied ? m->config.samples * m->C : p->count;
-        /* Projections, the parameters with weight decay, are read in the dtype of activations. */
+        /* Parameters with weight decay are the projections, which a step reads in the dtype of activations. */
         bytes += (double)count * (double)(p->decay ? act_bytes(m) : m->be->fp32_bytes);
     }
     return bytes;

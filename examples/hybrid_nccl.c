@@ -9,12 +9,12 @@
 struct hy_nccl {
     void *comm;
     hy_ranks *ranks;
-    int op; /* the sum, or for a single rank the product with 1 */
+    int op; /* operation: the sum, or for a single rank a multiplication by 1 */
     int is_dead;
 };
 
 static const char library_name[] = "libnccl.so.2";
-static hy_nccl_functions functions; /* GetVersion NULL: not loaded */
+static hy_nccl_functions functions; /* GetVersion = NULL: the library is not loaded */
 static char version[32];
 
 static gt_status check(int error, const char *call) {
@@ -112,7 +112,7 @@ typedef struct waiting {
     void *arg;
 } waiting;
 
-/* Asks NCCL first, because a device may report an error of NCCL as an error of its own. */
+/* Polls NCCL and the device.  It asks NCCL first, because a device may report an error of NCCL as its own error. */
 static gt_status poll_both(void *arg, int *is_done) {
     const waiting *w = arg;
     int error = HY_NCCL_SUCCESS;
@@ -122,8 +122,8 @@ static gt_status poll_both(void *arg, int *is_done) {
     return w->poll(w->arg, is_done);
 }
 
-/* No kernel waits for other ranks any more, so the device finishes soon.  Weights that the failed step has not changed
- * can then be saved. */
+/* Waits for the device after the communicator was aborted.  No kernel waits for other ranks any more, so the device
+ * finishes soon.  Weights that the failed step has not changed can then be saved. */
 static gt_status wait_after_abort(gt_status (*poll)(void *arg, int *is_done), void *arg) {
     gt_status status = GT_OK;
     hy_ranks_deadline("the device does not finish its work after an error");

@@ -1,11 +1,13 @@
-/* NCCL adds up gradients on GPUs.  hybrid_nccl.c loads libnccl.so.2 while the program runs, so a build needs no NCCL.
+/* Adds up gradients of several GPUs with NCCL.  hybrid_nccl.c loads libnccl.so.2 while the program runs, so a build
+ * needs no NCCL.
  *
- * MPI starts the ranks, exchanges their statuses, and carries NCCL's identifier from rank 0 to the others.  Every rank
- * has a GPU of its own.  A backend owns the communicator, and calls hy_nccl_sum and hy_nccl_wait.
+ * A rank is a process of the run (hybrid_ranks.h), and every rank has a GPU of its own.  MPI starts the ranks,
+ * exchanges their statuses, and carries NCCL's identifier from rank 0 to the others.  A backend owns the
+ * communicator, and calls hy_nccl_sum and hy_nccl_wait.
  *
- * nccl.h promises that an all-reduce leaves identical copies of the result on every rank.  It promises no order of
- * addition.  With the same version, GPUs and settings NCCL chooses the same algorithm, and its rings and trees add in a
- * fixed order, so runs repeat bit for bit. */
+ * nccl.h promises that all ranks get identical copies of an all-reduce, but it promises no order of addition.  Runs
+ * still repeat bit for bit if version, GPUs and settings are the same.  NCCL then chooses the same algorithm, and
+ * its rings and trees add in a fixed order. */
 #ifndef HYBRID_NCCL_H
 #define HYBRID_NCCL_H
 
@@ -16,7 +18,7 @@ extern "C" {
 #endif
 
 /* ---- the part of NCCL's interface that the trainer uses ----------------------------------------
- * As the NCCL documentation describes it for version 2.  tests/test_nccl_header.cpp compares it with nccl.h. */
+ * The declarations follow NCCL's documentation of version 2.  tests/test_nccl_header.cpp compares them with nccl.h. */
 
 enum { HY_NCCL_ID_BYTES = 128 };
 typedef struct hy_nccl_id {
@@ -28,14 +30,14 @@ enum {
     HY_NCCL_IN_PROGRESS = 7, /* no error: a call has not finished yet */
     HY_NCCL_FLOAT32 = 7,     /* a data type */
     HY_NCCL_SUM = 0,         /* an operation */
-    HY_NCCL_HOST_NUMBER = 1  /* a scalar's place: the call reads it from host memory before it returns */
+    HY_NCCL_HOST_NUMBER = 1  /* place of a scalar: host memory, which the call reads before it returns */
 };
 
-/* Functions return HY_NCCL_SUCCESS, or an error that GetErrorString describes.  A stream is a cudaStream_t. */
+/* The functions return HY_NCCL_SUCCESS, or an error code that GetErrorString describes.  A stream is a cudaStream_t. */
 typedef struct hy_nccl_functions {
     int (*GetVersion)(int *version); /* 22809 is 2.28.9 */
     int (*GetUniqueId)(hy_nccl_id *id);
-    int (*CommInitRank)(void **comm, int size, hy_nccl_id id, int rank); /* on the current device */
+    int (*CommInitRank)(void **comm, int size, hy_nccl_id id, int rank); /* for the current device */
     int (*CommDestroy)(void *comm);
     int (*CommAbort)(void *comm); /* also ends kernels that wait for other ranks */
     int (*CommGetAsyncError)(void *comm, int *error);
@@ -49,24 +51,27 @@ typedef struct hy_nccl_functions {
 struct hy_ranks;
 typedef struct hy_nccl hy_nccl;
 
-/* Loads the library, once.  Fails if this build, the library or one of its functions is missing. */
+/* Loads the library at the first call.  Fails if the build has no NCCL support, or if the library or one of its
+ * functions is missing. */
 gt_status hy_nccl_load(void);
 /* The version of the loaded library, such as "2.28.9". */
 const char *hy_nccl_version(void);
-/* Makes an identifier, on one rank. */
+/* Makes the identifier of a new communicator; one rank calls it. */
 gt_status hy_nccl_new_id(hy_nccl_id *id);
-/* Makes a communicator of all ranks on the current devices.  Every rank passes the same identifier, and waits for the
- * others.  `ranks` must outlive the communicator. */
+/* Makes a communicator of all ranks, each on its current device.  Every rank passes the same identifier, and the
+ * call waits for all ranks.  `ranks` must outlive the communicator. */
 gt_status hy_nccl_open(hy_nccl **nccl, struct hy_ranks *ranks, const hy_nccl_id *id);
 void hy_nccl_close(hy_nccl *nccl);
 
-/* Enqueues on the stream that numbers [n] of the device are replaced by their sum over all ranks.  A single rank
- * multiplies its numbers by 1, so that its kernel costs what NCCL costs at least. */
+/* Enqueues a sum on the stream: device array numbers [n] is replaced by its sum over all ranks.  A single rank
+ * multiplies its numbers by 1, so that a run with one rank shows the least cost of an NCCL kernel. */
 gt_status hy_nccl_sum(hy_nccl *nccl, float *numbers, int64_t n, void *stream);
 
 /* Waits until poll(arg, &is_done) sets is_done or fails.  Also fails if NCCL reports an error, or if another rank
- * failed.  After a failure of this function or of hy_nccl_sum the communicator is aborted, so that kernels that wait
- * for other ranks end.  Later waits then work, but the sums are not valid. */
+ * failed.
+ *
+ * If this function or hy_nccl_sum fails, the communicator is aborted.  So kernels that wait for other ranks end.
+ * Later waits then work, but the sums are not valid. */
 gt_status hy_nccl_wait(hy_nccl *nccl, gt_status (*poll)(void *arg, int *is_done), void *arg);
 
 /* Aborts the communicator if an exchange of the ranks has failed.  Returns whether the communicator is aborted. */

@@ -1,10 +1,13 @@
-/* The CPU backend: the CPU twins of gt_kernels.h, and the operators of hybrid_ops.h in the order of that header.
+/* The CPU backend: calls the CPU twins (reference functions) of gt_kernels.h, and implements the operators of
+ * hybrid_ops.h in the order of that header.
  *
- * The rows are divided among the threads.  A sum over rows is divided by blocks of channels instead, or one thread
- * makes it.  So every sum has a fixed order, and results do not depend on the number of threads.
+ * The rows of an array are divided among the threads.  For a sum over rows, the threads divide the columns instead,
+ * or one thread computes the sum.  So every sum has a fixed order, and results do not depend on the number of
+ * threads.
  *
- * The build compiles this file once per instruction set, and hybrid_cpu.c chooses one.  The tests also compile it, like
- * the twins, with HY_REAL = double as the exact reference; every array then holds doubles. */
+ * The build compiles this file once per instruction set, and hybrid_cpu.c chooses one.  The tests also compile this
+ * file and the twins with HY_REAL = double.  Every array then holds doubles, and the results serve as the exact
+ * reference. */
 #include "hybrid_cpu.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +26,7 @@
 typedef HY_REAL hy_real;
 
 /* Runs the next loop in parallel; its iterations must be independent.  `work` is the number of inner steps of all
- * iterations.  For little work, starting the threads costs more than they gain. */
+ * iterations.  If there is little work, starting the threads would cost more than they save. */
 #ifdef _OPENMP
 #define HY_PRAGMA(text) _Pragma(#text)
 #define HY_PARALLEL_FOR(work) HY_PRAGMA(omp parallel for if ((work) > 20000))
@@ -37,7 +40,7 @@ typedef HY_REAL hy_real;
         if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
-/* ---- elementary functions: short enough for the compiler to vectorise the loops that use them  */
+/* ---- elementary functions, so short that compilers vectorise the loops that use them ------- */
 
 static inline hy_real cpu_exp(hy_real x) {
 #ifdef HY_REAL_IS_FLOAT
@@ -51,7 +54,7 @@ static inline hy_real cpu_sigmoid(hy_real x) { return 1 / (1 + cpu_exp(-x)); }
 
 static inline hy_real cpu_tanh(hy_real x) {
 #ifdef HY_REAL_IS_FLOAT
-    /* Near 0 the quotient below loses digits to cancellation, and the series is exact to the last bit. */
+    /* Near 0 the quotient below would lose digits to cancellation; there the series is exact to the last bit. */
     float s = x * x, e = cpu_exp(2 * x);
     float series = s * (-1.0f / 3 + s * (2.0f / 15 + s * (-17.0f / 315 + s * (62.0f / 2835))));
     float quotient = 1 - 2 / (e + 1);
@@ -61,8 +64,8 @@ static inline hy_real cpu_tanh(hy_real x) {
 #endif
 }
 
-/* GELU(x) = x sigmoid(2 q(x)), q(x) = sqrt(2/pi) (x + 0.044715 x^3).  For |x| > 16 the sigmoid is 0 or 1 to all digits,
- * so the clamp changes nothing but keeps x^3 from overflowing. */
+/* GELU(x) = x sigmoid(2 q(x)), q(x) = sqrt(2/pi) (x + 0.044715 x^3).  The clamp keeps x^3 from overflowing.  It
+ * changes no result, because for |x| > 16 the sigmoid is 0 or 1 to all digits. */
 static inline hy_real cpu_gelu_argument(hy_real x) {
     hy_real c = x > 16 ? 16 : x;
     c = c < -16 ? -16 : c;
@@ -132,8 +135,8 @@ static gt_status cpu_run(hy_backend *be, int slot, gt_status (*record)(void *), 
 
 /* ---- gemm -------------------------------------------------------------------------------------
  * A task computes a block of c, at most GEMM_M x GEMM_N, and walks K in steps of GEMM_K.  It packs its panels of op(a)
- * and op(b), so that the micro-kernel reads both in order.  The micro-kernel keeps the sums of GEMM_ROWS x GEMM_COLS
- * elements in vector registers. */
+ * and op(b), so that the micro-kernel reads both in order.  The micro-kernel keeps GEMM_ROWS x GEMM_COLS partial
+ * sums in vector registers. */
 
 #ifdef __AVX512F__
 #define GEMM_VECTOR 64 /* bytes of a vector register */
@@ -143,7 +146,7 @@ static gt_status cpu_run(hy_backend *be, int slot, gt_status (*record)(void *), 
 #define GEMM_VECTOR 16
 #endif
 typedef hy_real gemm_vector __attribute__((vector_size(GEMM_VECTOR)));
-typedef hy_real gemm_unaligned /* a vector at any address in an array */
+typedef hy_real gemm_unaligned /* a vector at any element of an array */
     __attribute__((vector_size(GEMM_VECTOR), aligned(sizeof(hy_real)), may_alias));
 
 enum {
@@ -157,7 +160,7 @@ enum {
 
 static int64_t cpu_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* c = sum over k of panel a [K,GEMM_ROWS] times panel b [K,GEMM_COLS]. */
+/* Computes c = sum over k of panel a [K,GEMM_ROWS] times panel b [K,GEMM_COLS]. */
 static void gemm_micro(int64_t K, const hy_real *restrict a, const hy_real *restrict b, hy_real *restrict c) {
     gemm_vector sum[GEMM_ROWS][GEMM_VECTORS] = {{{0}}};
     for (int64_t k = 0; k < K; k++, a += GEMM_ROWS, b += GEMM_COLS) {
@@ -168,8 +171,9 @@ static void gemm_micro(int64_t K, const hy_real *restrict a, const hy_real *rest
     memcpy(c, sum, sizeof sum);
 }
 
-/* Packs n lines of length K into panels of `width` lines: to[panel][k][i] = from[line * line_step + k * k_step].  Fills
- * up the last panel with zeros.  The function is inline, so that `width` is a compile-time constant. */
+/* Packs n lines of length K into panels of `width` lines: to[panel][k][i] = from[line * line_step + k * k_step].  A
+ * line is a row of op(a) or a column of op(b).  Zeros fill up the last panel.  The function is inline, so that
+ * `width` is a compile-time constant. */
 static inline void gemm_pack(hy_real *restrict to, const hy_real *restrict from, int64_t n, int64_t K,
                              int64_t line_step, int64_t k_step, int width) {
     for (int64_t line = 0; line < n; line += width, to += K * width) {
@@ -187,7 +191,7 @@ static inline void gemm_pack(hy_real *restrict to, const hy_real *restrict from,
     }
 }
 
-/* c = alpha tile + beta c for a tile of the micro-kernel.  With beta = 0 it does not read c. */
+/* Computes c = alpha tile + beta c for a tile of the micro-kernel.  With beta = 0 it does not read c. */
 static void gemm_store(const hy_real *restrict tile, hy_real *restrict c, int64_t ldc, int64_t rows, int64_t cols,
                        hy_real alpha, hy_real beta) {
     for (int64_t i = 0; i < rows; i++, tile += GEMM_COLS, c += ldc)
@@ -237,8 +241,8 @@ static gt_status cpu_gemm(hy_backend *be, const hy_gemm_args *args) {
 }
 
 /* ---- the operators of gt_kernels.h ------------------------------------------------------------
- * The backend calls the twins, which need no workspace.  Only rmsnorm_linear is different: it uses the backend's faster
- * matrix product. */
+ * The backend calls the twins, which need no workspace.  The exception is rmsnorm_linear, which uses the backend's
+ * faster matrix product. */
 
 #define CPU_TWIN(name, op)                                                                                             \
     gt_status HY_TWIN(name)(const gt_##op##_args *);                                                                   \
@@ -255,10 +259,10 @@ static gt_status cpu_gemm(hy_backend *be, const hy_gemm_args *args) {
     }
 #define CPU_ROWS(op) CPU_NO_WORKSPACE(op) CPU_TWIN(op##_forward, op) CPU_TWIN(op##_backward, op)
 #define CPU_STEPS(op) CPU_ROWS(op) CPU_TWIN(op##_step, op)
-#define CPU_PRODUCT(op) /* written out below */
+#define CPU_PRODUCT(op) /* the functions of this operator stand below */
 HY_OPERATORS(CPU_STEPS, CPU_ROWS, CPU_PRODUCT)
 
-/* Workspace of rmsnorm_linear: the normalised rows, and in backward also their gradient. */
+/* Computes the workspace of rmsnorm_linear: it holds the normalised rows, and in backward also their gradient. */
 static gt_status cpu_rmsnorm_linear_workspace(hy_backend *be, const gt_rmsnorm_linear_args *a, gt_workspace *need) {
     (void)be;
     memset(need, 0, sizeof *need);
@@ -276,7 +280,7 @@ static gt_status cpu_check_rmsnorm_linear(const gt_rmsnorm_linear_args *a, size_
     return GT_OK;
 }
 
-/* The arguments of the norm, which writes to the workspace. */
+/* Makes the arguments of rmsnorm_linear's norm, whose output lies in the workspace. */
 static gt_norm_gate_args cpu_norm_of(const gt_rmsnorm_linear_args *a) {
     return (gt_norm_gate_args){.M = a->M,
                                .D = a->D,
@@ -365,9 +369,9 @@ static gt_status cpu_embedding_backward(hy_backend *be, const hy_embedding_args 
 
 /* ---- lerp ---------------------------------------------------------------------------------- */
 
-enum { CPU_BLOCK = 16 }; /* channels per task where rows are summed */
+enum { CPU_BLOCK = 16 }; /* columns per task of a sum over rows */
 
-/* x of the token before row `row`; NULL stands for zeros. */
+/* Returns x of the token before row `row`; NULL means zeros. */
 static const hy_real *lerp_before(const hy_lerp_args *a, int64_t row) {
     const hy_real *state = (const hy_real *)a->state_in;
     if (row % a->T) return (const hy_real *)a->x + (row - 1) * a->D;
@@ -396,8 +400,8 @@ static gt_status cpu_lerp_forward(hy_backend *be, const hy_lerp_args *a) {
     return GT_OK;
 }
 
-/* Backward of channels d0 ... d1 of one row, for token t.  On entry next[d] is the contribution of token t+1 to dx_t;
- * on return it is the contribution of token t to dx_{t-1}. */
+/* Runs backward of channels d0 ... d1 - 1 in one row, which belongs to token t of its sequence.  On entry next[d] is
+ * the contribution of token t+1 to dx_t.  On return it is the contribution of token t to dx_{t-1}. */
 static void lerp_row_backward(const hy_lerp_args *a, int64_t row, int64_t d0, int64_t d1, hy_real *next) {
     int64_t M = a->B * a->T, D = a->D;
     const hy_real *x = (const hy_real *)a->x + row * D, *before = lerp_before(a, row);
@@ -441,7 +445,7 @@ static gt_status cpu_check_function(hy_function function) {
     return hy_fail(GT_ERROR_VALUE, "cpu map: function = %d: must be 0 to 2", (int)function);
 }
 
-/* Computes elements first ... last. */
+/* Computes elements first ... last - 1. */
 static void map_forward_part(const hy_map_args *a, int64_t first, int64_t last) {
     const hy_real *x = a->x;
     hy_real *y = a->y;
@@ -581,7 +585,7 @@ static void cross_entropy_row(const hy_cross_entropy_args *a, int64_t m) {
     for (int64_t v = 1; v < a->V; v++) largest = z[v] > largest ? z[v] : largest;
     for (int64_t v = 0; v < a->V; v++) {
         hy_real d = z[v] - largest, p;
-        d = d < -87 ? -87 : d; /* exp(-87) adds nothing to 1; an infinite d would give NaN */
+        d = d < -87 ? -87 : d; /* exp(-87) adds nothing to 1, and an infinite d would give NaN */
         p = cpu_exp(d);
         sum += p;
         weighted += p * d;
@@ -647,7 +651,7 @@ static gt_status cpu_grad_norm(hy_backend *be, const hy_grad_norm_args *a) {
     return GT_OK;
 }
 
-/* Updates elements first ... last, which belong to one segment. */
+/* Updates elements first ... last - 1, which belong to one segment. */
 static void adamw_part(const hy_adamw_args *a, hy_real scale, hy_real shrink, int64_t first, int64_t last) {
     const hy_real *control = (const hy_real *)a->control, *grad = (const hy_real *)a->grad;
     hy_real *w = (hy_real *)a->w, *m = (hy_real *)a->m, *v = (hy_real *)a->v;

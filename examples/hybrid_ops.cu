@@ -1,8 +1,8 @@
-/* The CUDA backend.  It runs the kernels of gt_kernels.h and of hybrid_ops.cuh, and matrix products of cuBLASLt, on one
- * stream.  NCCL adds up gradients on a second stream, beside that work.  The backend records steps as CUDA graphs.
+/* The CUDA backend.  On one stream it runs the kernels of gt_kernels.h and of hybrid_ops.cuh, and matrix products of
+ * cuBLASLt.  NCCL adds up gradients on a second stream at the same time.  The backend records steps as CUDA graphs.
  *
  * Results repeat bit for bit.  cuBLASLt may only choose algorithms with a fixed order of addition, so none that adds
- * partial sums by atomics.  It chooses by shape only, and the backend keeps the choice. */
+ * partial sums by atomics.  It chooses by the shape alone, and the backend keeps the choice. */
 #include "hybrid_nccl.h"
 #include "hybrid_ops.cuh"
 
@@ -20,7 +20,7 @@ namespace hy {
 
 constexpr size_t STAGING_BYTES = 4 << 20;
 
-/* The key of a cuBLASLt plan.  memcmp compares keys, so padding must be zero. */
+/* The key of a cuBLASLt plan.  memcmp compares keys, so padding bytes must be zero. */
 struct PlanKey {
     int64_t M, N, K, lda, ldb, ldc, count, a_step, b_step, c_step;
     int32_t trans_a, trans_b, dtype, c_dtype;
@@ -35,11 +35,12 @@ struct Plan {
     cublasLtMatmulAlgo_t algorithm;
 };
 
-/* A sequence of calls that belongs to a slot.  The first run makes the calls; later runs replay a graph. */
+/* The sequence of calls that belongs to a slot of hy_backend.run.  The first run makes the calls; later runs replay
+ * a graph. */
 struct Recording {
     int slot;
     void* arg;
-    cudaGraphExec_t graph; /* NULL: the calls ran only once so far */
+    cudaGraphExec_t graph; /* NULL: the calls have run only once so far */
 };
 
 struct CudaMachine : Machine {
@@ -48,11 +49,11 @@ struct CudaMachine : Machine {
     std::vector<cudaEvent_t> events; /* for mark */
     size_t events_used;
     cudaStream_t sums_stream;            /* for NCCL */
-    cudaEvent_t fork, joined;            /* between the two streams */
+    cudaEvent_t fork, joined;            /* make one stream wait for the other */
     cudaEvent_t before_join, after_join; /* for waited */
     std::vector<Plan> plans;
     std::vector<Recording> recordings;
-    char* staging; /* pinned memory; free from byte staging_used on */
+    char* staging; /* pinned memory; its first staging_used bytes are in use */
     size_t staging_used;
 };
 
@@ -87,7 +88,8 @@ static gt_status poll_stream(void* stream, int* is_done) {
     return error == cudaErrorNotReady ? GT_OK : check(error, "a kernel");
 }
 
-/* With NCCL a kernel may wait for a rank that has failed, so the wait also looks for such failures. */
+/* Waits for the stream.  With NCCL a kernel may wait for a rank that has failed, so the function also polls for such
+ * failures. */
 static gt_status synchronize(hy_backend* be) {
     CudaMachine& m = cuda(be);
     m.staging_used = 0;
@@ -95,8 +97,8 @@ static gt_status synchronize(hy_backend* be) {
     return check(cudaStreamSynchronize(m.stream), "a kernel");
 }
 
-/* Uploads `bytes` in pieces that fit the staging buffer.  Each piece but the last is a multiple of 256 bytes.
- * fill(piece, first, n) writes bytes first ... first + n to the buffer. */
+/* Uploads `bytes` bytes in pieces that fit the staging buffer.  Each piece except the last is a multiple of 256
+ * bytes.  fill(piece, first, n) writes bytes first ... first + n - 1 of the data to the buffer. */
 template <class Fill>
 static gt_status upload_pieces(hy_backend* be, void* to, size_t bytes, Fill fill) {
     CudaMachine& m = cuda(be);
@@ -117,7 +119,7 @@ static gt_status download_pieces(hy_backend* be, const void* from, size_t bytes,
     for (size_t done = 0, n; done < bytes; done += n) {
         if (STAGING_BYTES - m.staging_used < 256) TRY(synchronize(be));
         n = std::min(bytes - done, STAGING_BYTES - m.staging_used);
-        char* piece = m.staging + m.staging_used; /* after unfinished uploads, so one wait covers both */
+        char* piece = m.staging + m.staging_used; /* behind unfinished uploads, so one wait covers them and this copy */
         TRY_CUDA(cudaMemcpyAsync(piece, static_cast<const char*>(from) + done, n, cudaMemcpyDeviceToHost, m.stream));
         TRY(synchronize(be));
         take(piece, done, n);
@@ -175,7 +177,7 @@ static gt_status alloc(hy_backend* be, void** memory, size_t bytes) {
     return check(cudaMalloc(memory, bytes), what);
 }
 
-/* Recordings contain addresses, so releasing any memory drops all recordings. */
+/* Releases memory.  Recordings contain addresses, so this drops all recordings. */
 static void release(hy_backend* be, void* memory) {
     if (!memory) return;
     (void)synchronize(be);
@@ -230,7 +232,7 @@ static gt_status marks(hy_backend* be, double* seconds, int64_t count) {
     return GT_OK;
 }
 
-/* A host function of the stream: a thread of the driver sleeps, and the stream waits for it. */
+/* A host function of the stream.  A thread of the driver sleeps, and the stream waits for it. */
 static void CUDART_CB sleep_for(void* microseconds) {
     std::this_thread::sleep_for(std::chrono::microseconds((intptr_t)microseconds));
 }
@@ -268,8 +270,8 @@ static gt_status nodes(hy_backend* be, gt_status (*record)(void* arg), void* arg
     return status;
 }
 
-/* The first run makes the calls without recording, which chooses cuBLASLt's plans and loads all kernels.  The second
- * run records a graph. */
+/* Runs or replays a slot.  The first run makes the calls without recording them; it chooses cuBLASLt's plans and
+ * loads all kernels.  The second run records a graph. */
 static gt_status run(hy_backend* be, int slot, gt_status (*record)(void* arg), void* arg) {
     CudaMachine& m = cuda(be);
     for (Recording& r : m.recordings) {
@@ -282,7 +284,8 @@ static gt_status run(hy_backend* be, int slot, gt_status (*record)(void* arg), v
 }
 
 /* ---- sums over ranks -------------------------------------------------------------------------
- * The second stream forks from the first at each sum, and joins it once.  A recording captures both. */
+ * The second stream waits for the first before each sum, and the first waits for the second once, at the join.  A
+ * recording captures both streams. */
 
 static void connect(hy_backend* be, hy_nccl* nccl) { be->nccl = nccl; }
 
@@ -294,7 +297,7 @@ static gt_status sum(hy_backend* be, float* numbers, int64_t n) {
     return hy_nccl_sum(m.nccl, numbers, n, m.sums_stream);
 }
 
-/* Records an event whose time can be read.  In a graph such an event is a node of its own. */
+/* Records an event whose time the host can read.  In a graph such an event is a node of its own. */
 static gt_status record_time(CudaMachine& m, cudaEvent_t event) {
     cudaStreamCaptureStatus capture;
     TRY_CUDA(cudaStreamIsCapturing(m.stream, &capture));
@@ -321,15 +324,15 @@ static gt_status waited(hy_backend* be, double* seconds) {
 }
 
 /* ---- gemm -------------------------------------------------------------------------------------
- * cuBLASLt stores matrices by columns, so it sees a matrix stored by rows as its transpose.  So the backend asks for
- * c^T = op(b)^T op(a)^T, with b as the first matrix and a as the second. */
+ * cuBLASLt stores matrices by columns, so it takes a matrix that is stored by rows for its transpose.  The backend
+ * therefore asks for c^T = op(b)^T op(a)^T, with b as the first matrix and a as the second. */
 
 static cudaDataType_t data_type(gt_dtype dtype) {
     return dtype == GT_BF16 ? CUDA_R_16BF : dtype == GT_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* The alignment of an operand: the largest power of two, at most 256, that divides the addresses of its matrices in all
- * products. */
+/* Returns the alignment of an operand, in bytes.  It is the largest power of two, at most 256, that divides the
+ * addresses of its matrices in all products. */
 static uint32_t alignment_of(const void* matrix, int64_t step, int64_t count, gt_dtype dtype) {
     uint64_t bits = (uintptr_t)matrix | 256;
     if (count > 1) bits |= (uint64_t)step * size_of(dtype);
@@ -379,8 +382,8 @@ static gt_status describe(Plan* plan) {
     return make_layout(&plan->c, (gt_dtype)k.c_dtype, k.N, k.M, k.ldc, k.count, k.c_step);
 }
 
-/* Sets the limits for cuBLASLt's choice.  Partial sums of several blocks may only be added up in a separate step, since
- * atomics would not repeat bit for bit. */
+/* Sets the limits for cuBLASLt's choice.  It may add up partial sums of several blocks only in a separate step,
+ * since atomics would not repeat bit for bit. */
 static gt_status set_preference(cublasLtMatmulPreference_t preference, const PlanKey& k, size_t workspace_bytes) {
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint64_t bytes = workspace_bytes;
@@ -455,7 +458,7 @@ static gt_status gemm(hy_backend* be, const hy_gemm_args* args) {
     const hy_gemm_args g = resolve_gemm(args);
     const Plan* plan;
     if (g.M == 0 || g.N == 0) return GT_OK;
-    if (g.K == 0) return plain_product(m, g); /* computes beta c */
+    if (g.K == 0) return plain_product(m, g); /* this computes beta c */
     TRY(find_plan(m, plan_key(g), &plan));
     if (!plan->found) return plain_product(m, g);
     return check(cublasLtMatmul(m.cublas, plan->product, &g.alpha, g.b, plan->b, g.a, plan->a, &g.beta, g.c, plan->c,
@@ -463,7 +466,7 @@ static gt_status gemm(hy_backend* be, const hy_gemm_args* args) {
                  "cublasLtMatmul");
 }
 
-/* Plans and recordings depend on the workspace, so a new one drops both. */
+/* Sets the scratch memory.  Plans and recordings depend on the workspace, so new scratch memory drops both. */
 static gt_status cuda_scratch(hy_backend* be, const hy_limits* limits, void* memory, size_t* bytes) {
     if (memory) {
         forget_plans(cuda(be));
@@ -478,7 +481,7 @@ static void close(hy_backend* be) {
     CudaMachine& m = cuda(be);
     const bool is_stopped = m.nccl && hy_nccl_stop(m.nccl);
     if (m.stream && !is_stopped) (void)cudaStreamSynchronize(m.stream);
-    forget_recordings(m); /* before the communicator that they use */
+    forget_recordings(m); /* comes before the communicator, which recordings use */
     hy_nccl_close(m.nccl);
     forget_plans(m);
     if (m.cublas) (void)cublasLtDestroy(m.cublas);
@@ -492,8 +495,8 @@ static void close(hy_backend* be) {
     delete &m;
 }
 
-/* Finds the driver's version, such as "580.65.06": the first word of the driver's version line with a dot between
- * digits.  "" if there is none. */
+/* Finds the driver's version, such as "580.65.06"; "" if there is none.  It is the first word in the driver's
+ * version line that has a dot between digits. */
 static void driver_version(char* text, size_t size) {
     char line[256] = "";
     FILE* file = fopen("/proc/driver/nvidia/version", "r");

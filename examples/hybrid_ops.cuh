@@ -1,15 +1,16 @@
-/* The operators of hybrid_ops.h as kernels, and their entries in a backend's table.
+/* The operators of hybrid_ops.h as CUDA kernels, and their entries in a backend's table.
  *
  * | file               | holds                                                         |
  * |--------------------|---------------------------------------------------------------|
- * | hybrid_machine.cuh | the device, launches, parts that kernels share                  |
+ * | hybrid_machine.cuh | the device, launches, parts that kernels share                |
  * | hybrid_tokens.cuh  | embedding, lerp                                               |
  * | hybrid_rows.cuh    | map, bias, gate_mix, add, cast, carry, dropout, average       |
  * | hybrid_loss.cuh    | cross_entropy, the norm of the gradient, AdamW                |
- * | here               | the plain product, the calls of gt_kernels.h, the table       |
+ * | this file          | the plain product, the calls of gt_kernels.h, the table       |
  *
- * All kernels use the primitives of gt/base, so they also run in the emulation of gt/emu.  The including file,
- * hybrid_ops.cu or the tests' emulation, provides memory, the order of calls, and the matrix product. */
+ * All kernels use the primitives of gt/base, so they also run in the emulation of gt/emu.  The file that includes
+ * this one provides memory, the order of calls, and the matrix product.  That is hybrid_ops.cu, or the emulation in
+ * the tests. */
 #ifndef HYBRID_OPS_CUH
 #define HYBRID_OPS_CUH
 
@@ -20,8 +21,8 @@
 namespace hy {
 
 /* ---- gemm: the plain product ------------------------------------------------------------------
- * For products for which the device's library has no algorithm.  A thread computes one element of c and adds up k in
- * rising order.  Grid ceil(M N / 256) x count. */
+ * A simple kernel for products for which cuBLASLt has no algorithm.  A thread computes one element of c, and adds up k
+ * in rising order.  The grid has ceil(M N / 256) x count blocks. */
 struct ProductParams {
     hy_gemm_args g;
 };
@@ -43,7 +44,7 @@ GT_KERNEL(THREADS, 1) product_kernel(const GT_GRID_CONSTANT ProductParams p) {
     store_as(g.c, g.c_dtype, c, sum);
 }
 
-/* Fills in the defaults. */
+/* Returns the arguments with all defaults filled in. */
 static hy_gemm_args resolve_gemm(const hy_gemm_args* args) {
     hy_gemm_args g = *args;
     if (g.dtype == GT_DTYPE_DEFAULT) g.dtype = GT_F32;
@@ -82,7 +83,8 @@ HY_OPERATORS(HY_DEVICE_STEPS, HY_DEVICE_ROWS, HY_DEVICE_ROWS)
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-/* Scratch memory holds partial sums for rows of twice the widest array, then the product's workspace. */
+/* Scratch memory holds the partial sums, then the workspace of matrix products.  It has room for rows of twice as
+ * many columns as the widest array. */
 static gt_status scratch(hy_backend* be, const hy_limits* limits, void* memory, size_t* bytes) {
     Machine& m = machine(be);
     const int64_t sums = PARTS * (2 * limits->D + 64);

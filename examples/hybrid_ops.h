@@ -1,17 +1,18 @@
-/* The backend, a table of functions that runs the model on a CPU or a GPU, and the operators of a hybrid model that
- * gt_kernels.h lacks.
+/* The backend: a table of functions that runs the model on a CPU or a GPU.  This file also defines the operators of
+ * a hybrid model that gt_kernels.h lacks.
  *
  * hybrid_ops.c is the CPU backend.  hybrid_ops.cu is the CUDA backend, with its kernels in hybrid_ops.cuh.
  *
- * Conventions are as in gt_kernels.h.  One argument struct serves forward and backward.  The last index is fastest.  A
- * gradient whose pointer is NULL is not computed.  accumulate = 1 adds to parameter gradients.  Results repeat bit for
- * bit.  void * arrays have the struct's dtype, float * arrays are always fp32.  Arrays without a stride are packed. */
+ * The conventions of gt_kernels.h apply here, too.  Forward and backward of an operator use the same argument
+ * struct.  The last index is fastest.  A gradient whose pointer is NULL is not computed.  accumulate = 1 adds to
+ * parameter gradients.  Results repeat bit for bit.  void * arrays have the struct's dtype, float * arrays are
+ * always fp32.  Arrays without a stride are packed. */
 #ifndef HYBRID_OPS_H
 #define HYBRID_OPS_H
 
 #include "gt_kernels.h"
 
-/* Marks a function that host and device compile. */
+/* Marks a function that both the host compiler and the device compiler compile. */
 #ifdef __CUDACC__
 #define HY_SHARED static inline __host__ __device__
 #else
@@ -24,20 +25,20 @@ extern "C" {
 
 /* ---- gemm -------------------------------------------------------------------------------------
  *     c = alpha op(a) op(b) + beta c            op(x) = x or its transpose
- * | array | as stored            | row length |
+ * | array | as stored            | row stride |
  * |-------|----------------------|------------|
  * | a     | [M,K], trans_a [K,M] | lda        |
  * | b     | [K,N], trans_b [N,K] | ldb        |
  * | c     | [M,N]                | ldc        |
- * Backward is two more products: da = dc op(b)^T, db = op(a)^T dc.  beta = 0 does not read c. */
+ * Backward uses two more products: da = dc op(b)^T, db = op(a)^T dc.  With beta = 0 the operator does not read c. */
 typedef struct hy_gemm_args {
     int64_t M, N, K;
     int trans_a, trans_b;
     gt_dtype dtype;                 /* a and b */
     gt_dtype c_dtype;               /* 0 = dtype, or GT_F32 */
-    float alpha, beta;              /* no defaults: 0 means 0 */
+    float alpha, beta;              /* have no defaults: 0 means 0 */
     const void *a, *b;              /* in */
-    void *c;                        /* in and out; overlaps neither */
+    void *c;                        /* in and out; overlaps neither a nor b */
     int64_t lda, ldb, ldc;          /* 0 = packed */
     int64_t count;                  /* number of independent products, 0 = 1 */
     int64_t a_step, b_step, c_step; /* elements from one product's array to the next product's */
@@ -45,7 +46,7 @@ typedef struct hy_gemm_args {
 
 /* ---- embedding --------------------------------------------------------------------------------
  *     y[m] = table[token[m]]                    dtable[v] += sum over m with token[m] = v of dy[m]
- * The operator does not check tokens: the caller guarantees 0 <= token < V. */
+ * The operator does not check its tokens: the caller must ensure 0 <= token < V. */
 typedef struct hy_embedding_args {
     int64_t M, V, D;
     gt_dtype dtype; /* table y dy */
@@ -59,11 +60,11 @@ typedef struct hy_embedding_args {
 
 /* ---- lerp: token shift, with data-dependent weights -------------------------------------------
  *     e_t = x_{t-1} - x_t                       x_{-1} = state_in
- *     y_i = x + e . (mu_i + m_i)                i < count; without m: a plain lerp
+ *     y_i = x + e . (mu_i + m_i)                i < count; m = NULL: y_i = x + e . mu_i
  * Source: Peng et al. 2024, arXiv:2404.05892, section 4.2 (ddlerp).
- * Backward, g_i = dy_i: dm_i = g_i . e, dmu_i = sum over rows of g_i . e,
+ * Backward, with g_i = dy_i: dm_i = g_i . e, dmu_i = sum over rows of g_i . e,
  *     dx_t = sum_i g_i . (1 - mu_i - m_i) at t + sum_i g_i . (mu_i + m_i) at t+1.
- * state_in is a constant: it gets no gradient. */
+ * state_in counts as a constant, so it gets no gradient. */
 typedef struct hy_lerp_args {
     int64_t B, T, D, count;
     gt_dtype dtype;        /* x m y and their gradients */
@@ -93,7 +94,7 @@ typedef struct hy_map_args {
     int64_t n;
     gt_dtype dtype;
     hy_function function;
-    int accumulate; /* 1: adds to dx, for an x that is a parameter */
+    int accumulate; /* 1: adds to dx, since x may be a parameter */
     const void *x;  /* in  [n] */
     void *y;        /* out [n], may equal x; backward reads y where the table says so */
     const void *dy; /* in  [n] */
@@ -112,10 +113,10 @@ typedef struct hy_bias_args {
 } hy_bias_args;
 
 /* ---- gate_mix: mixes two branches with one gate per row ---------------------------------------
- *     g = sigmoid(weight . [a; b] + bias)       without weight: g = bias, one plain number
+ *     g = sigmoid(weight . [a; b] + bias)       weight = NULL: g = bias, without the sigmoid
  *     y = residual + g a + (1 - g) b
- * Backward, s = <dy, a - b>, q = s g (1 - g): da = g dy + q weight_a, db = (1 - g) dy + q weight_b,
- *     dweight = sum over rows of q [a; b], dbias = sum of q; without weight: dbias = sum of s. */
+ * Backward, with s = <dy, a - b>, q = s g (1 - g): da = g dy + q weight_a, db = (1 - g) dy + q weight_b,
+ *     dweight = sum over rows of q [a; b], dbias = sum of q; weight = NULL: dbias = sum of s. */
 typedef struct hy_gate_mix_args {
     int64_t M, D;
     gt_dtype dtype; /* a b residual y and their gradients */
@@ -125,7 +126,7 @@ typedef struct hy_gate_mix_args {
     const float *weight;  /* in  [2,D], NULL: g = bias */
     const float *bias;    /* in  [1] */
     void *y;              /* out [M,D], may equal residual */
-    float *gate;          /* out [M]: forward writes g; backward reads g and writes q (without weight: s) there */
+    float *gate;          /* out [M]: forward writes g; backward reads g and overwrites it with q (weight = NULL: s) */
     const void *dy;       /* in  [M,D]; the gradient of residual equals dy */
     void *da, *db;        /* out [M,D] */
     float *dweight;       /* out [2,D], accumulates */
@@ -135,9 +136,9 @@ typedef struct hy_gate_mix_args {
 /* ---- cross_entropy ----------------------------------------------------------------------------
  *     lse[m] = log sum_v exp(logits[m,v])       loss[m] = lse[m] - logits[m, target[m]]
  *     total = {sum of loss, rows counted, sum of the entropies of softmax(logits[m])}
- * A row with target < 0 adds to no total, and its gradient is 0.  Backward overwrites the logits with
- *     (softmax(logits[m]) - onehot(target[m])) scale[0] / max(total[1], 1),
- * the gradient of scale[0] times the mean loss. */
+ * A row with target < 0 adds to no total, and its gradient is 0.  Backward overwrites the logits with the gradient of
+ * scale[0] times the mean loss:
+ *     (softmax(logits[m]) - onehot(target[m])) scale[0] / max(total[1], 1) */
 typedef struct hy_cross_entropy_args {
     int64_t M, V;
     gt_dtype dtype;        /* logits */
@@ -151,18 +152,18 @@ typedef struct hy_cross_entropy_args {
 } hy_cross_entropy_args;
 
 /* ---- parameters as one array: gradient norm and AdamW -----------------------------------------
- * All parameters lie in one fp32 array of n elements, which is cut into segments, one per tensor.  The arrays of this
- * struct are memory of the backend. */
+ * All parameters lie in one fp32 array of n elements.  A segment is the part of the array that holds one tensor.  The
+ * arrays of this struct are memory of the backend. */
 enum { HY_GROUPS = 6 }; /* parameter groups, named in hybrid_model.h */
 typedef struct hy_segments {
     int64_t count;
-    const int64_t *start; /* [count + 1] first element of each segment, then n */
-    const int32_t *group; /* [count] 0 .. HY_GROUPS-1 */
-    const float *decay;   /* [count] weight-decay factor, 0 or 1 */
+    const int64_t *start; /* [count + 1] index of each segment's first element, then n */
+    const int32_t *group; /* [count] the segment's parameter group, 0 to HY_GROUPS - 1 */
+    const float *decay;   /* [count] 1: weight decay applies to the segment, 0: it does not */
 } hy_segments;
 
-/* Indices into the array `control`, which holds the numbers that change from step to step.  The array is memory of the
- * backend, so that a replayed recording of a step reads the new numbers. */
+/* Indices into the array `control`, which holds numbers that change from step to step.  The array is memory of the
+ * backend, so a replayed recording of a step reads the new numbers. */
 enum {
     HY_LR, /* learning rate */
     HY_BETA1,
@@ -175,13 +176,14 @@ enum {
     HY_LOSS_SCALE,   /* factor by which the stored gradients exceed the true ones; 1 without loss scaling */
     HY_DROP_LOW,     /* low and high 24 bits of the seed that chooses which numbers dropout sets to 0 */
     HY_DROP_HIGH,
-    HY_DROP_WINDOW, /* index of this pass's first window in the step's whole batch.  So a step that is split into
-                       several passes or ranks drops the same elements as one pass over the whole batch */
+    HY_DROP_WINDOW, /* index of this pass's first window in the step's whole batch; with it several passes or ranks
+                       drop the same elements as one pass over the whole batch */
     HY_CONTROLS
 };
 
-/* norm[g] = 2-norm of the gradient of group g, norm[HY_GROUPS] = 2-norm of the whole gradient; both are divided by the
- * loss scale.  The operator sums the squares of each segment in fp64, then adds up the segments in order. */
+/* norm[g] = 2-norm of the gradient of parameter group g; norm[HY_GROUPS] = 2-norm of the whole gradient.  Both are
+ * divided by the loss scale.  The operator sums the squares of each segment in fp64, then adds up the segments in
+ * order. */
 typedef struct hy_grad_norm_args {
     hy_segments segments;
     const float *grad;    /* in  [n] */
@@ -200,7 +202,7 @@ typedef struct hy_adamw_args {
     const float *norm;    /* in  [HY_GROUPS + 1], from grad_norm */
     const float *grad;    /* in  [n] */
     float *w, *m, *v;     /* in and out [n] */
-    gt_dtype copy_dtype;  /* of copy: GT_BF16 or GT_F16 */
+    gt_dtype copy_dtype;  /* dtype of copy: GT_BF16 or GT_F16 */
     void *copy;           /* out [n], w rounded to copy_dtype; NULL = not wanted */
 } hy_adamw_args;
 
@@ -222,11 +224,11 @@ typedef struct hy_cast_args {
     void *to;         /* out [n] */
 } hy_cast_args;
 
-/* Dropout: Srivastava et al. 2014, JMLR 15:1929.  Sets x[i] to 0 with probability rate, else to x[i] / (1 - rate).  The
- * choice depends only on control, site and i, so backward makes the same call on the gradient.  i counts from the
- * step's first window. */
+/* Dropout: Srivastava et al. 2014, JMLR 15:1929.  Sets x[i] to 0 with probability `rate`, else to x[i] / (1 -
+ * rate).  The choice depends only on control, site and i.  So backward makes the same call on the gradient.  The
+ * index i counts from the first window of the step's whole batch. */
 typedef struct hy_dropout_args {
-    int64_t n, window; /* numbers in x, and numbers per window */
+    int64_t n, window; /* elements of x, and elements per window */
     gt_dtype dtype;
     float rate;           /* 0 to below 1 */
     int32_t site;         /* index of this dropout's place in the model */
@@ -234,8 +236,8 @@ typedef struct hy_dropout_args {
     void *x;              /* in and out [n] */
 } hy_dropout_args;
 
-/* Returns whether dropout keeps element i; limit = rate * 2^32.  Hashes the index with two rounds of a 32-bit mixer, so
- * it needs no state and gives the same answer on every device. */
+/* Returns whether dropout keeps element i; limit is rate * 2^32.  It hashes the index with two rounds of a 32-bit
+ * mixer.  So it needs no state and gives the same answer on every device. */
 HY_SHARED int hy_stays(uint32_t low, uint32_t high, uint32_t site, int64_t i, uint32_t limit) {
     uint32_t h = (uint32_t)i * 0x9e3779b1u ^ (uint32_t)((uint64_t)i >> 32) ^ low ^ site << 24;
     h = (h ^ h >> 16) * 0x7feb352du, h = (h ^ h >> 15) * 0x846ca68bu;
@@ -244,7 +246,8 @@ HY_SHARED int hy_stays(uint32_t low, uint32_t high, uint32_t site, int64_t i, ui
     return (h ^ h >> 16) >= limit;
 }
 
-/* decay in [0, 1]: average = decay * average + (1 - decay) * w.  decay < 0: swaps average and w. */
+/* Moving average of the parameters.  With decay in [0, 1]: average = decay * average + (1 - decay) * w.  With decay
+ * < 0: swaps average and w. */
 typedef struct hy_average_args {
     int64_t n;
     float decay;
@@ -252,7 +255,8 @@ typedef struct hy_average_args {
     float *average; /* in and out [n] */
 } hy_average_args;
 
-/* to[i,b] = keep[b] ? from[i,b] : 0, for states that are carried from batch to batch */
+/* to[i,b] = keep[b] ? from[i,b] : 0.  Carries states from one batch to the next; a sequence with keep = 0 starts
+ * from zero states. */
 typedef struct hy_carry_args {
     int64_t count, B, n;
     const int32_t *keep; /* in  [B] */
@@ -261,9 +265,9 @@ typedef struct hy_carry_args {
 } hy_carry_args;
 
 /* ---- backend ----------------------------------------------------------------------------------
- * The model does all its work through this table, and never reads memory of the backend itself.  The backend works in
- * the order of the calls.  Functions may return before their work is done; read, download and synchronize wait.  Only
- * alloc allocates.  A function that fails returns its status and leaves the reason in hy_last_error. */
+ * The model does all its work through this table, and never reads the backend's memory directly.  The backend works in
+ * the order of the calls.  Functions may return before their work is done; only read, download and synchronize wait.
+ * Only alloc allocates.  A function that fails returns its status and leaves the reason in hy_last_error. */
 typedef struct hy_backend hy_backend;
 
 /* The current place in the model, for profiles and error messages. */
@@ -280,10 +284,11 @@ typedef struct hy_limits {
     int64_t n; /* parameters */
 } hy_limits;
 
-/* The operators of gt_kernels.h that models use.  Every other list of them expands this macro.
- * STEPS(op): an operator that also has a step for new tokens.
- * PRODUCT(op): an operator with a matrix product; the CPU backend computes it itself.
- * ROWS(op): all others. */
+/* The operators of gt_kernels.h that models use.  Every other list of these operators expands this macro.
+ *
+ * STEPS(op) stands for an operator that also has a step for new tokens.
+ * PRODUCT(op) stands for an operator with a matrix product, which the CPU backend computes itself.
+ * ROWS(op) stands for every other operator. */
 #define HY_OPERATORS(STEPS, ROWS, PRODUCT)                                                                             \
     STEPS(wkv6)                                                                                                        \
     STEPS(ssd)                                                                                                         \
@@ -299,13 +304,13 @@ struct hy_backend {
     const char *name;   /* "cpu", "cuda" */
     char device[128];   /* description of the device for people */
     char pci[32];       /* GPU: its address on the PCI bus, as cudaDeviceGetPCIBusId gives it; else "" */
-    char software[128]; /* versions of driver and toolkit, if they are not part of the program */
+    char software[128]; /* versions of the installed driver and toolkit; "" if there are none */
     gt_dtype dtype;     /* type of activations and of the copies of projection weights */
-    size_t fp32_bytes;  /* bytes of an "fp32" number: 4; 8 in the tests that run in double */
-    size_t memory_free; /* bytes that can still be allocated, 0 = not known */
-    hy_place at;        /* set by the model */
-    int64_t window;     /* rows of a window, set by the model; 0: not known.  A backend may compute products window by
-                           window, so that the result of a row does not depend on the number of windows */
+    size_t fp32_bytes;  /* bytes of a number in a float * array: 4; 8 in the tests that run in double */
+    size_t memory_free; /* bytes that alloc can still allocate; 0 = not known */
+    hy_place at;        /* the current place; the model sets it */
+    int64_t window;     /* rows of a window, set by the model; 0: not known.  If a backend computes products window by
+                           window, the result of a row does not depend on the number of windows */
 
     void (*close)(hy_backend *);
 
@@ -319,41 +324,41 @@ struct hy_backend {
     gt_status (*zero)(hy_backend *, void *to, size_t bytes);
     gt_status (*synchronize)(hy_backend *);
 
-    /* Sums over the GPUs of all ranks; NULL: only hy_ranks_sum adds up gradients.
-     * connect gives the backend a communicator, which `close` closes.  NULL in nccl: there is none yet.
+    /* Sums over the GPUs of all ranks.  NULL: the backend cannot sum, and hy_ranks_sum adds up the gradients.
+     * connect gives the backend a communicator, which `close` closes.  nccl = NULL: there is none yet.
      * sum replaces numbers [n] by their sum over all ranks, after all earlier work and beside later work.
      * join makes later work wait for all sums.
-     * waited gives the seconds for which the latest join delayed the device; it waits for the device. */
+     * waited gives the seconds for which the latest join delayed the device, and waits for the device. */
     struct hy_nccl *nccl;
     void (*connect)(hy_backend *, struct hy_nccl *);
     gt_status (*sum)(hy_backend *, float *numbers, int64_t n);
     gt_status (*join)(hy_backend *);
     gt_status (*waited)(hy_backend *, double *seconds);
 
-    /* For measurements; NULL: the backend has no device clock and no memory of its own.
+    /* For measurements.  NULL: the backend has no device clock and no memory of its own.
      * stop_clock waits, and gives the seconds that the device spent on the work enqueued since start_clock.
-     * memory_taken gives the bytes of device memory taken since the backend was opened.  They include alloc, the code
-     * of kernels, and recordings. */
+     * memory_taken gives the bytes of device memory taken since the backend was opened.  They include the code of
+     * kernels and recordings. */
     gt_status (*start_clock)(hy_backend *);
     gt_status (*stop_clock)(hy_backend *, double *seconds);
     gt_status (*memory_taken)(hy_backend *, size_t *bytes);
 
-    /* For profiles; NULL where the functions above are NULL.
-     * mark records the time when the device reaches this point of its work.
+    /* For profiles; NULL if the functions above are NULL.
+     * mark enqueues a mark: the device notes the time when it reaches this point of its work.
      * marks waits, gives the `count` times in seconds from each mark to the next, and clears the marks.
-     * delay makes the device idle for so many seconds.
+     * delay makes the device idle for the given number of seconds.
      * nodes counts the graph nodes that a recording of record(arg) would have, and does none of the work. */
     gt_status (*mark)(hy_backend *);
     gt_status (*marks)(hy_backend *, double *seconds, int64_t count);
     gt_status (*delay)(hy_backend *, double seconds);
     gt_status (*nodes)(hy_backend *, gt_status (*record)(void *arg), void *arg, int64_t *count);
 
-    /* Scratch memory of the operators below.  memory = NULL: sets *bytes to the size needed.  Otherwise the backend
-     * uses these *bytes of memory until another call replaces them. */
+    /* Gives the operators below their scratch memory.  memory = NULL sets *bytes to the size needed.  Otherwise the
+     * backend uses these *bytes of memory until another call replaces them. */
     gt_status (*scratch)(hy_backend *, const hy_limits *, void *memory, size_t *bytes);
 
-    /* Does the work of record(arg).  For one slot, record(arg) always makes the same calls with the same arguments.  So
-     * a backend may record the first run and replay it later. */
+    /* Does the work of record(arg), and may record the work at the first run and replay it later.  So for one slot
+     * record(arg) must always make the same calls with the same arguments. */
     gt_status (*run)(hy_backend *, int slot, gt_status (*record)(void *arg), void *arg);
 
 #define HY_FIELD(op, function) gt_status (*op##_##function)(hy_backend *, const gt_##op##_args *);
@@ -389,15 +394,16 @@ struct hy_backend {
     gt_status (*average)(hy_backend *, const hy_average_args *);
 };
 
-/* Opens the CPU backend in fp32, in the fastest form of the build that this processor can run.  Close it with
- * (*backend)->close(*backend). */
+/* Opens the CPU backend, with activations in fp32.  It uses the fastest variant of the build that this processor can
+ * run.  Close it with (*backend)->close(*backend). */
 gt_status hy_backend_cpu(hy_backend **backend);
 
-/* Opens a backend on a CUDA device, with activations of `dtype`.  rank: the device has this number, modulo the number
- * of devices; below 0: it is the current device.  Returns GT_ERROR_NO_CUDA in a build without CUDA. */
+/* Opens a backend on a CUDA device, with activations of `dtype`.  rank >= 0 selects the device with this number,
+ * modulo the number of devices.  rank < 0 selects the current device.  Returns GT_ERROR_NO_CUDA in a build without
+ * CUDA. */
 gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype, int rank);
 
-/* Stores the text as this thread's last error and returns `status`.  For backends and the model. */
+/* Stores the text as this thread's last error, and returns `status`.  Backends and the model use it. */
 gt_status hy_fail(gt_status status, const char *format, ...);
 
 /* The reason for the last failure of a backend or model function in this thread; "" if none failed. */

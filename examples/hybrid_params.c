@@ -5,15 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const double matrix_gain = 0.5; /* weights start with std 0.5 / sqrt(inputs) */
-/* Root mean square of SiLU(g) in a new model, measured.  g is normal with a std of 0.4 to 0.5. */
+static const double matrix_gain = 0.5; /* weights start with a standard deviation (std) of 0.5 / sqrt(inputs) */
+/* Root mean square of SiLU(g) in a new model, as measured.  There g is normal with a std of 0.4 to 0.5. */
 static const double gate_rms = 0.22;
 
 const char *const hy_group_names[HY_GROUPS] = {"embed", "norm", "rwkv", "mamba", "mix", "ffn"};
 
 /* ---- configurations ------------------------------------------------------------------------ */
 
-/* NAME, description, mix, initial weight of RWKV, channels, layers, RWKV heads, which Mamba */
+/* The arguments are: name, description, mix, initial weight of RWKV, channels, layers, RWKV heads, Mamba version. */
 #define MODEL(a, b, c, d, e, f, g, h)                                                                                  \
     { .name = a, .about = b, .mix = c, .share = d, .hidden = e, .layers = f, .heads = g, .mamba = h }
 static const hy_config configs[] = {
@@ -39,7 +39,7 @@ const hy_config *hy_model_list(int *count) {
     return configs;
 }
 
-/* Fills in the sizes of the Mamba branch and of the FFN. */
+/* Fills in the default sizes of the Mamba branch and of the FFN, and checks these sizes. */
 static gt_status resolve_mamba(hy_config *c) {
     if (!c->mamba) c->mamba = 2;
     TRY(check_number("mamba", c->mamba, 1, 2));
@@ -92,14 +92,14 @@ struct random_state {
     uint64_t state;
 };
 
-/* splitmix64 */
+/* The random generator splitmix64. */
 static uint64_t random_next(random_state *r) {
     uint64_t z = r->state += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
-static double random_uniform(random_state *r) { /* in (0,1) */
+static double random_uniform(random_state *r) { /* a random number, uniform in (0,1) */
     return ((double)(random_next(r) >> 11) + 0.5) / 9007199254740992.0;
 }
 static double random_normal(random_state *r) {
@@ -122,14 +122,15 @@ static void init_uniform(const hy_model *m, const param_info *p, random_state *r
     for (int64_t i = 0; i < p->shown.count; i++) x[i] = p->a + (p->b - p->a) * random_uniform(r);
 }
 
-/* The RWKV-6 initialisation depends on the layer: `depth` rises from 0 in the first layer to 1 in the last, and `left`
- * falls from 1 to 1/L. */
+/* The initial values of RWKV-6 depend on the layer.  `depth` rises from 0 in the first layer to 1 in the last;
+ * `left` falls from 1 to 1/L. */
 static double init_depth(const hy_model *m, const param_info *p) {
     return m->L > 1 ? (double)p->layer / (double)(m->L - 1) : 0;
 }
 static double init_left(const hy_model *m, const param_info *p) { return 1 - (double)p->layer / (double)m->L; }
 
-/* Token-shift weights fall from 1 to 0 over the channels.  The parameter has rows w k v r g, or only one row, x. */
+/* Token-shift weights fall from 1 to 0 over the channels.  The parameter has the five rows w k v r g, or the single
+ * row of mu_x. */
 static void init_mu(const hy_model *m, const param_info *p, random_state *r, double *x) {
     static const double power[MIXES] = {1, 1, 1, 0.5, 0.5}, depth_share[MIXES] = {0, 0, 0.3, 0, 0};
     (void)r;
@@ -140,7 +141,7 @@ static void init_mu(const hy_model *m, const param_info *p, random_state *r, dou
     }
 }
 
-/* -6 to -1 over the channels: decays from 0.998 to 0.69 per token */
+/* The raw decay rises from -6 to -1 over the channels, so the decay per token falls from 0.998 to 0.69. */
 static void init_decay(const hy_model *m, const param_info *p, random_state *r, double *x) {
     (void)r;
     for (int64_t i = 0; i < m->C; i++)
@@ -153,7 +154,7 @@ static void init_bonus(const hy_model *m, const param_info *p, random_state *r, 
         x[i] = init_depth(m, p) * (1 - (double)i / (double)(m->C - 1)) + 0.1 * (double)((i + 1) % 3 - 1);
 }
 
-/* softplus(dt_bias) log-uniform in [a, b] */
+/* Makes softplus(dt_bias) log-uniform in [a, b]. */
 static void init_dt_bias(const hy_model *m, const param_info *p, random_state *r, double *x) {
     (void)m;
     for (int64_t i = 0; i < p->shown.count; i++) {
@@ -162,19 +163,19 @@ static void init_dt_bias(const hy_model *m, const param_info *p, random_state *r
     }
 }
 
-/* log A, A uniform in [a, b] */
+/* Sets A_log to log A, with A uniform in [a, b]. */
 static void init_A_log(const hy_model *m, const param_info *p, random_state *r, double *x) {
     (void)m;
     for (int64_t i = 0; i < p->shown.count; i++) x[i] = log(p->a + (p->b - p->a) * random_uniform(r));
 }
 
-/* log 1 to log S in every row */
+/* Sets every row to log 1, log 2, ... log S. */
 static void init_A_log_rows(const hy_model *m, const param_info *p, random_state *r, double *x) {
     (void)r;
     for (int64_t i = 0; i < p->shown.count; i++) x[i] = log((double)(i % m->S + 1));
 }
 
-/* Identity matrices side by side, multiplied by a and b. */
+/* Sets the projection of a mix to identity matrices side by side, multiplied by a and b. */
 static void init_joint(const hy_model *m, const param_info *p, random_state *r, double *x) {
     int64_t columns = p->shown.shape[1];
     (void)r;
@@ -184,7 +185,8 @@ static void init_joint(const hy_model *m, const param_info *p, random_state *r, 
     }
 }
 
-/* Appends a parameter; shape ends at the first 0.  layer -1: not in a layer. */
+/* Appends a parameter to the list.  Its shape ends at the first 0 of n0, n1, n2; layer = -1 means that it belongs to
+ * no layer. */
 static int add_param(hy_model *m, int layer, const char *name, int group, int decay, int64_t n0, int64_t n1, int64_t n2,
                      param_init *init, double a, double b) {
     param_info p = {.shown = {.group = group,
@@ -207,7 +209,7 @@ static int add_param(hy_model *m, int layer, const char *name, int group, int de
     return m->param_count++;
 }
 
-/* A projection: normal with std gain / sqrt(inputs). */
+/* Appends a projection, whose initial weights are normal with std gain / sqrt(inputs). */
 static int add_matrix(hy_model *m, int layer, const char *name, int group, int64_t outputs, int64_t inputs,
                       double gain) {
     return add_param(m, layer, name, group, 1, outputs, inputs, 0, init_normal, gain / sqrt((double)inputs), 0);
@@ -216,13 +218,14 @@ static int add_vector(hy_model *m, int layer, const char *name, int group, int64
     return add_param(m, layer, name, group, 0, n, 0, 0, init_constant, value, 0);
 }
 
-/* Makes both branches start with rows of the same size, for mixes that do not normalise the branches.  Otherwise one
- * branch hardly learns, since the gradient of an out-projection grows with the rows that the projection reads.
+/* Returns the initial head_gamma, the gain after RWKV's norm.  Both branches must start with outputs of the same
+ * size, unless the mix normalises them.  Otherwise one branch hardly learns, since the gradient of an out-projection
+ * grows with the rows that it reads.
  *
- * Mamba normalises after the gate, so its rows have I numbers of mean square 1.  RWKV normalises before the gate, so
- * its rows have C numbers of mean square gate_rms^2, the mean square of SiLU(g).  Their sum of squares is a fortieth of
- * Mamba's.  head_gamma scales RWKV's rows up to the same sum of squares.  The RWKV projection then starts with the std
- * of Mamba's projection, and both outputs have the same size. */
+ * Mamba normalises after the gate, so its rows have I elements of mean square 1.  RWKV normalises before the gate,
+ * so its rows have C elements of mean square gate_rms^2, the mean square of SiLU(g).  The sum of squares of an RWKV
+ * row is a fortieth of the sum of a Mamba row.  head_gamma scales RWKV's rows up to the same sum of squares.  The
+ * RWKV projection then starts with the std of Mamba's projection, and both outputs have the same size. */
 static double first_head_gamma(const hy_model *m) {
     return m->config.mix == HY_MIX_NORM ? 1 : sqrt((double)m->I / (double)m->C) / gate_rms;
 }
@@ -290,7 +293,7 @@ static void add_mix_params(hy_model *m, int l, layer_params *p) {
 }
 
 void hy_params_add(hy_model *m) {
-    /* the residual stream adds up 2L outputs, or L without FFN */
+    /* the residual stream adds up 2L outputs of branches and FFNs, or L outputs without FFN */
     double out_gain = matrix_gain / sqrt((has_ffn(m) ? 2.0 : 1.0) * (double)m->L);
     m->embedding = add_param(m, -1, "embedding", HY_EMBED, 1, m->V, m->C, 0, init_normal, 0.02, 0);
     for (int l = 0; l < m->L; l++) {
@@ -336,7 +339,8 @@ gt_status hy_model_write(hy_model *m, int i, const double *numbers) {
     return hy_params_round(m);
 }
 
-/* The random numbers of a parameter depend only on the seed and the parameter's name. */
+/* Initialises all parameters.  The random numbers of a parameter depend only on the seed and on the parameter's
+ * name. */
 gt_status hy_params_init(hy_model *m) {
     TRY(m->be->zero(m->be, m->values, (size_t)m->param_total * m->be->fp32_bytes));
     for (int i = 0; i < m->param_count; i++) {
@@ -355,8 +359,8 @@ gt_status hy_params_init(hy_model *m) {
 
 /* ---- the contents of a model file ------------------------------------------------------------ */
 
-/* Parameters that a model file stores as several tensors.  The first dimension of such a parameter is cut into `count`
- * equal slices.  `parts` has the ends of the tensors' names, in the order of the slices. */
+/* Parameters that a model file stores as several tensors.  The file cuts the first dimension of such a parameter
+ * into `count` equal slices.  `parts` has the last part of each tensor's name, in the order of the slices. */
 enum { PARTS = MIXES };
 static const struct split {
     const char *param;
@@ -375,13 +379,14 @@ static const struct split {
 static const struct split *split_of(const param_info *p) {
     const char *name = p->shown.name;
     if (p->layer < 0) return NULL;
-    name = strchr(strchr(name, '.') + 1, '.') + 1; /* after "layers.0." */
+    name = strchr(strchr(name, '.') + 1, '.') + 1; /* skips "layers.0." */
     for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++)
         if (!strcmp(name, splits[i].param)) return &splits[i];
     return NULL;
 }
 
-/* Appends the tensors of a parameter to the list.  `array` holds their numbers. */
+/* Appends the tensors of a parameter to the list.  `array` holds the elements of all parameters: their weights,
+ * moments or averages. */
 static void list_param(const hy_model *m, const param_info *p, hy_kind kind, const char *prefix, float *array,
                        hy_tensor *list, int *count) {
     const struct split *split = split_of(p);

@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Chunk lengths.  For backward the operators keep the state before every chunk, and backward needs about as much memory
- * again. */
+/* The lengths of chunks, in tokens.  Forward stores the state before every chunk for backward.  Backward needs up to
+ * as much memory again. */
 enum { WKV6_CHUNK = 64, SSD_CHUNK = 128, SCAN_CHUNK = 64 };
-enum { PRODUCTS = 32 << 20, SUMS = 512 }; /* the same numbers as in hybrid_machine.cuh */
+enum { PRODUCTS = 32 << 20, SUMS = 512 }; /* WORKSPACE_BYTES and PARTS of hybrid_machine.cuh */
 
 static size_t bytes_of(const hy_backend *be) { return be->dtype == GT_F32 ? 4 : 2; }
 
@@ -41,8 +41,8 @@ static gt_status plan_conv1d(hy_backend *be, const gt_conv1d_args *a, gt_workspa
     return GT_OK;
 }
 
-/* Workspace of conv_ssd: the convolved rows, in backward also their gradient, and the sums of conv1d or the workspace
- * of ssd. */
+/* Computes the workspace of conv_ssd.  It holds the convolved rows, and in backward also their gradient.  Behind
+ * them is space that conv1d uses for partial sums and ssd as its workspace. */
 static gt_status plan_conv_ssd(hy_backend *be, const gt_conv_ssd_args *a, gt_workspace *need) {
     const int64_t D = a->H * a->P + 2 * a->N;
     const gt_conv1d_args conv1d = {.B = a->B, .T = a->T, .D = D, .W = a->W};

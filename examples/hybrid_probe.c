@@ -1,4 +1,4 @@
-/* Reads results of forward: every activation, for comparisons, and measurements for the gates. */
+/* Reads the results of a forward pass: every activation for comparisons, and measurements for the gates. */
 #include "hybrid_inside.h"
 #include <math.h>
 #include <stdio.h>
@@ -91,7 +91,7 @@ static double dot(const double *x, const double *y, int64_t n) {
     return sum;
 }
 
-/* The cosine of x and y; 0 if one of them is zero. */
+/* Returns the cosine of the angle between x and y; 0 if one of them is zero. */
 static double cosine(const double *x, const double *y, int64_t n) {
     double norms = sqrt(dot(x, x, n)) * sqrt(dot(y, y, n));
     return norms > 0 ? dot(x, y, n) / norms : 0;
@@ -104,7 +104,7 @@ static double variance(const double *x, int64_t n) {
     return sum / (double)n;
 }
 
-/* Measures layer l after the last forward.  x: room for 2 M C numbers. */
+/* Measures layer l after the last forward pass.  x has room for 2 M C numbers. */
 static gt_status probe_layer(const hy_model *m, int l, double *x, hy_probe *probe) {
     int64_t C = m->C, MC = m->M * C, row = branch_row(m);
     const double *a = x, *b = is_single(m) ? x : x + (row == C ? MC : C);
@@ -123,8 +123,8 @@ static gt_status probe_layer(const hy_model *m, int l, double *x, hy_probe *prob
     return GT_OK;
 }
 
-/* |x| / sqrt(n) of a part of a parameter.  The parameter has rows of `row` elements; x is the columns first to
- * first + C - 1 of all rows. */
+/* Computes |x| / sqrt(n) for a part x of a parameter.  The parameter has rows of `row` elements; x is columns first
+ * to first + C - 1 of all rows. */
 static gt_status param_size(hy_model *m, int param, int64_t first, int64_t row, double *x, double n, double *size) {
     double sum = 0;
     TRY(hy_model_read(m, HY_VALUE, param, x));
@@ -133,7 +133,7 @@ static gt_status param_size(hy_model *m, int param, int64_t first, int64_t row, 
     return GT_OK;
 }
 
-/* Computes the gains that the mix of layer l gives to the branches.  x: room for 2 C C + M numbers. */
+/* Computes the gains that the mix of layer l gives to the branches.  x has room for 2 C C + M numbers. */
 static gt_status layer_gains(hy_model *m, int l, double *x, double *gain) {
     const layer_params *p = &m->layer[l];
     const int64_t C = m->C;
@@ -161,7 +161,7 @@ static gt_status layer_gains(hy_model *m, int l, double *x, double *gain) {
     return GT_OK;
 }
 
-/* Measures all layers.  x: room for probe_layer and layer_gains. */
+/* Measures all layers.  x has enough room for probe_layer and for layer_gains. */
 static gt_status probe_layers(hy_model *m, double *x, hy_probe *probe) {
     for (int l = 0; l < m->L; l++) {
         double gain[2];
@@ -173,14 +173,15 @@ static gt_status probe_layers(hy_model *m, double *x, hy_probe *probe) {
     return GT_OK;
 }
 
-/* Reads the decoding states: wkv of all layers, then ssd of all layers. */
+/* Reads the decoding states into x: first the wkv states of all layers, then their ssd states. */
 static gt_status read_states(const hy_model *m, double *x) {
     const int64_t wkv = m->L * wkv_numbers(m), ssd = m->L * ssm_numbers(m);
     TRY(m->be->read(m->be, x, m->decoding.wkv, GT_F32, wkv));
     return m->be->read(m->be, x + wkv, m->decoding.ssd, GT_F32, ssd);
 }
 
-/* Measures the states after half of the window and after all of it.  early, late: room for the states. */
+/* Measures the states after half of the window and after all of it.  `early` and `late` each have room for all
+ * states. */
 static gt_status probe_states(hy_model *m, const int32_t *tokens, double *early, double *late, double *logits,
                               hy_probe *probe) {
     int half = (int)(m->T + 1) / 2, rest = (int)m->T - half;

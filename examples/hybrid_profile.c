@@ -12,8 +12,8 @@
     } while (0)
 
 enum { WARM_UP = 3, STEPS = 20, RUNS = 10, CPU_RUNS = 3, ROWS = 128 };
-/* The device idles for so many seconds at the start of a step.  Meanwhile the host launches calls in advance, so the
- * measured times contain no launch overhead. */
+/* The device idles for this many seconds at the start of a step.  Meanwhile the host launches calls in advance, so
+ * the measured times contain no launch overhead. */
 static const double head_start = 5e-3;
 
 typedef struct row {
@@ -29,11 +29,11 @@ typedef struct profile {
     double loss_scale;
     row rows[ROWS];
     int row_count, is_timing, is_inside;
-    int *row_of;          /* row of each call of a step, in the order of calls ... */
-    double *least;        /* ... and the shortest time of the call, in seconds */
+    int *row_of;          /* for each call of a step, in order: the index of its row ... */
+    double *least;        /* ... and its shortest time so far, in seconds */
     double *now;          /* room for the times of one step */
-    int64_t count, room;  /* number of calls in a step; room in the arrays */
-    int64_t at;           /* calls done in the current step */
+    int64_t count, room;  /* number of calls in a step; number of calls that the arrays have room for */
+    int64_t at;           /* number of calls that the current step has made */
     const hy_call *taken; /* the call whose nodes are being counted */
 } profile;
 
@@ -44,8 +44,8 @@ static gt_status step(profile *p) {
     return hy_model_train(p->model, p->tokens, p->targets, p->keep, &still);
 }
 
-/* Times whole steps as training runs them: from a recording if the backend makes recordings, with a wait after each
- * step. */
+/* Measures the time of whole steps, as training runs them.  The backend replays its recordings if it makes any, and
+ * each step is followed by a wait. */
 static gt_status time_steps(profile *p, double *seconds) {
     double start = 0;
     for (int i = 0; i < WARM_UP + STEPS; i++) {
@@ -88,7 +88,7 @@ static gt_status more_room(profile *p) {
     return GT_OK;
 }
 
-/* In the first step: notes which calls a step makes. */
+/* In the first step: stores which calls a step makes. */
 static gt_status note(profile *p, const hy_call *call) {
     hy_backend *be = p->backend;
     row *r = find_row(p, call);
@@ -121,7 +121,8 @@ static gt_status time_call(profile *p, const hy_call *call) {
     return GT_OK;
 }
 
-/* Sees a call.  An operator that calls others, as rmsnorm_linear does on the CPU, counts as one call. */
+/* Receives every call from hy_calls_see.  An operator that calls others, as rmsnorm_linear does on the CPU, counts
+ * as one call. */
 static gt_status see(void *seer, hy_backend *be, const hy_call *call) {
     profile *p = seer;
     if (p->is_inside) return call->make(be, call->args);
@@ -150,7 +151,7 @@ static gt_status see_steps(profile *p) {
 
 /* ---- printing ---------------------------------------------------------------------------- */
 
-/* all: seconds of all calls */
+/* Prints a row of the profile.  `all` is the time of all calls, in seconds. */
 static void print_row(const profile *p, const row *r, double all) {
     static const char *const ends[] = {"_forward", "_backward", "_step"};
     size_t length = strlen(r->name);
@@ -168,7 +169,7 @@ static void add_row(row *sum, const row *r) {
     sum->calls += r->calls, sum->nodes += r->nodes, sum->bytes += r->bytes, sum->seconds += r->seconds;
 }
 
-/* Prints the parts in the order of their first call, each followed by its rows. */
+/* Prints the parts of the model in the order of their first call, each followed by the rows of its operators. */
 static gt_status print_all(const profile *p, double seconds) {
     row all = {.pass = "all", .part = "all", .name = "all"}, whole = all;
     for (int i = 0; i < p->row_count; i++) add_row(&all, &p->rows[i]);

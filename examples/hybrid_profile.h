@@ -4,8 +4,8 @@
 
 #include "hybrid_model.h"
 
-/* Runs steps on one batch with a learning rate of 0, and prints the profile to standard output.  keep is as for
- * hy_model_train. */
+/* Runs steps on one batch, and prints the profile to standard output.  The learning rate is 0, so the weights stay
+ * as they are.  `keep` has the meaning of hy_model_train's argument. */
 gt_status hy_profile(hy_backend *backend, hy_model *model, int64_t parameters, const int32_t *tokens,
                      const int32_t *targets, const int32_t *keep, double loss_scale);
 

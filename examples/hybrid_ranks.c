@@ -1,6 +1,6 @@
 /* Implements hybrid_ranks.h with MPI.
  *
- * Every rank sends its status to rank 0, and rank 0 sends the verdict back, so rank 0 can name a rank that does not
+ * Every rank sends its status to rank 0, and rank 0 sends a verdict back.  So rank 0 can name a rank that does not
  * arrive.  MPI calls are nonblocking, and a loop waits for them.  The loop checks the time limit, and sleeps so that
  * ranks can share cores. */
 #define _DEFAULT_SOURCE /* usleep */
@@ -20,12 +20,12 @@
 
 /* ---- a run that hangs --------------------------------------------------------------------------- */
 
-/* A waiting rank ends GRACE seconds after the limit or later, so the rank that hangs reports first. */
+/* Seconds that a rank which only waits adds to the time limit, so that the rank that hangs reports first. */
 enum { GRACE = 2 };
 static int watched; /* time limit in seconds; 0: none */
 static int watched_rank, watched_size = 1;
 static char doing[128] = "setting up";
-static char hung[256]; /* the finished message, since a signal handler may not format it */
+static char hung[256]; /* the message in its final form, since a signal handler may not format it */
 
 static void on_alarm(int number) {
     (void)number;
@@ -64,7 +64,7 @@ void hy_ranks_deadline(const char *what) {
 void hy_alive(const char *format, ...) {
     va_list list;
     if (!watched) return;
-    alarm(0); /* first, since the handler reads the message */
+    alarm(0); /* stops the alarm first, since its handler reads the message */
     va_start(list, format);
     vsnprintf(doing, sizeof doing, format, list);
     va_end(list);
@@ -74,7 +74,7 @@ void hy_alive(const char *format, ...) {
 
 /* ---- launchers ---------------------------------------------------------------------------------- */
 
-/* Number of processes that the launcher started; 0: no launcher; 1: the launcher does not say. */
+/* Returns the number of processes that the launcher started.  0: there is no launcher; 1: the launcher does not say. */
 static int launched(void) {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
     for (int i = 0; i < 2; i++)
@@ -85,17 +85,17 @@ static int launched(void) {
 
 /* ---- messages of the exchange ------------------------------------------------------------------- */
 
-/* The call that a rank is in.  Ranks in different calls would wait forever. */
+/* The collective call that a rank is in.  Ranks in different calls would wait for each other forever. */
 enum { MEET, SUM, ADD, SHARE, GATHER, CLOSE };
 
-/* A message.  Every rank sends one to rank 0, and gets the verdict of rank 0 back. */
+/* A message of the exchange.  Every rank sends one to rank 0, and gets the verdict of rank 0 in the same form. */
 typedef struct message {
     int call, status, signal, follows;
     char text[640]; /* the error message */
 } message;
 
-/* Yields of a wait before it sleeps, for a step on a GPU.  They take longer than such a step, and a sleep would take
- * some per cent of it. */
+/* How often a wait for a step on GPUs yields the core before it sleeps.  So many yields take longer than such a
+ * step, and a sleep would lengthen the step by some per cent. */
 enum { YIELDS = 20000 };
 
 static double now(void) {
@@ -107,14 +107,14 @@ static double now(void) {
 #ifdef HY_MPI
 /* ---- MPI ---------------------------------------------------------------------------------------- */
 
-enum { TO_0 = 1, FROM_0, NOTICE }; /* tags; NOTICE: the sender has failed */
+enum { TO_0 = 1, FROM_0, NOTICE }; /* tags of messages; NOTICE: the sender has failed */
 static const char *const call_names[] = {"meet", "sum", "add", "share", "gather", "close"};
-static message *inbox;        /* [size], on rank 0 */
-static MPI_Request *requests; /* [size + 1] */
-enum { BUCKET = 1 << 20 };    /* numbers summed at once; small, since MPI needs as much memory again */
+static message *inbox;        /* [size] the message of every rank, on rank 0 */
+static MPI_Request *requests; /* [size + 1] requests of the call in progress */
+enum { BUCKET = 1 << 20 };    /* numbers in one sum of MPI; few, since MPI needs as much memory again */
 
-/* Ends every rank because some did not arrive for `seconds`.  Request i, i < n, belongs to rank i + 1.  failure: the
- * error of this rank, or NULL. */
+/* Ends every rank, because some ranks did not arrive for `seconds`.  Request i, with i < n, belongs to rank i + 1.
+ * `failure` is the error of this rank, or NULL. */
 static void give_up(const hy_ranks *r, int n, int seconds, const char *failure) {
     char missing[128] = "";
     for (int i = 0; i < n; i++) {
@@ -128,26 +128,27 @@ static void give_up(const hy_ranks *r, int n, int seconds, const char *failure) 
     else
         fprintf(stderr, "hybrid_train: rank %d: no progress for %d s: it waits for%s; last, %s\n", r->rank, seconds,
                 *missing ? missing : " other ranks", doing);
-    /* mpirun of Open MPI ends every rank when one exits, and its release 4.1 may crash on MPI_Abort. */
+    /* With Open MPI exiting is enough: its mpirun then ends every rank, and MPI_Abort may crash in its release 4.1. */
     if (!getenv("OMPI_COMM_WORLD_SIZE")) MPI_Abort(MPI_COMM_WORLD, 1);
     _exit(1);
 }
 
-/* Seconds that a rank waits before it gives up, if the limit is `seconds`.  Only one rank should give up.  It is the
- * lowest that waits, usually rank 0, which knows who is missing: every rank waits GRACE seconds longer than the rank
- * before it.  A failed rank knows the reason itself, so it need not wait long for the ranks before it. */
+/* Returns how many seconds a rank waits before it gives up; `seconds` is the limit.  Only one rank should give up:
+ * the lowest that waits.  That is usually rank 0, which knows which ranks are missing.  So every rank waits GRACE
+ * seconds longer than the rank before it.  A failed rank knows the reason itself, so it adds at most 2 * GRACE
+ * seconds. */
 static int patience_of(const hy_ranks *r, int seconds, int has_failed) {
     const int most = has_failed ? 2 : 30;
     return seconds + GRACE * (r->rank < most ? r->rank : most) - (has_failed && r->rank >= most);
 }
 
-/* Waits for n requests.  is_by_rank: request i belongs to rank i + 1, as in give_up. */
+/* Waits for n requests.  is_by_rank = 1: request i belongs to rank i + 1, as in give_up. */
 static void await(const hy_ranks *r, int n, int is_by_rank, const char *failure) {
     const int most = failure ? patience_of(r, HY_RANKS_PATIENCE, 1) : watched ? patience_of(r, watched + GRACE, 0) : 0;
-    const int yields = r->waits_on_gpu ? YIELDS : 100; /* ranks on CPUs need each other's cores */
+    const int yields = r->waits_on_gpu ? YIELDS : 100; /* few on CPUs, where ranks need each other's cores */
     const double start = now();
     int is_done = 0;
-    alarm(0); /* a rank that waits for others does not hang itself */
+    alarm(0); /* a rank that waits for other ranks does not hang itself */
     for (int spins = 0; MPI_Testall(n, requests, &is_done, MPI_STATUSES_IGNORE), !is_done; spins++) {
         if (spins < yields)
             sched_yield();
@@ -179,8 +180,8 @@ static void send(const message *m, int to, int tag, MPI_Request *request) {
     MPI_Isend(m, bytes, MPI_BYTE, to, tag, MPI_COMM_WORLD, request);
 }
 
-/* The verdict on the messages of all ranks: the failure of the lowest rank with one of its own; else an error if the
- * calls differ. */
+/* Makes the verdict on the messages of all ranks.  It is the failure of the lowest rank that has a failure of its
+ * own.  Without such a rank it is an error if the ranks are in different calls. */
 static message judge(const hy_ranks *r) {
     message all = inbox[0];
     int failures = 0, first = 0;
@@ -234,7 +235,7 @@ static void broadcast(const hy_ranks *r, void *bytes, size_t count) {
     await(r, 1, 0, NULL);
 }
 
-/* Gathers the numbers of all ranks on rank 0; with to_all on every rank. */
+/* Gathers the numbers of all ranks on rank 0, or on every rank if to_all is set. */
 static void gather(const hy_ranks *r, const double *numbers, double *all, int n, int to_all) {
     if (to_all)
         MPI_Iallgather(numbers, n, MPI_DOUBLE, all, n, MPI_DOUBLE, MPI_COMM_WORLD, requests);
@@ -243,7 +244,7 @@ static void gather(const hy_ranks *r, const double *numbers, double *all, int n,
     await(r, 1, 0, NULL);
 }
 
-/* Sets the rank, the number of ranks, and the place among the ranks of this machine. */
+/* Sets the rank, the number of ranks, and this rank's place among the ranks of this machine. */
 static gt_status join(hy_ranks *r) {
     int provided, length;
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -331,8 +332,8 @@ gt_status hy_ranks_close(hy_ranks *r, gt_status own) {
 
 /* ---- waiting for a device ----------------------------------------------------------------------- */
 
-/* A single rank keeps the alarm of the time limit.  With several, a rank that waits gives up later than a rank that
- * hangs. */
+/* A single rank relies on the alarm of the time limit.  With several ranks, a rank that waits gives up later than a
+ * rank that hangs. */
 gt_status hy_ranks_await(hy_ranks *r, gt_status (*poll)(void *arg, int *is_done), void *arg) {
     const int most = watched && r->size > 1 ? patience_of(r, watched + GRACE, 0) : 0;
     const double start = now();
@@ -396,7 +397,7 @@ gt_status hy_ranks_gather(hy_ranks *r, gt_status own, const double *numbers, dou
     return status;
 }
 
-/* The value of this name in pairs; NULL if there is none. */
+/* Returns the value of this name in `pairs`; NULL if there is none. */
 static const char *value_of(const char *pairs, size_t bytes, const char *name) {
     for (const char *at = pairs; at < pairs + bytes;) {
         const char *value = at + strlen(at) + 1;

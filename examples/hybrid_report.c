@@ -1,4 +1,4 @@
-/* Prints the report of hybrid_train: start, progress, gates, samples, end. */
+/* Prints the report of hybrid_train: its start, progress, gates, samples and end. */
 #include "hybrid_bench.h"
 #include "hybrid_trainer.h"
 #include <math.h>
@@ -26,7 +26,7 @@ hy_phrase hy_grouped(int64_t n) {
     return out;
 }
 
-/* Memory in use, in MiB: the peak of the process on the CPU, the model's memory elsewhere. */
+/* Returns the memory in use, in MiB: the peak of the process on the CPU, the model's memory on a GPU. */
 static double memory_mib(const trainer *t) {
     return strcmp(t->backend->name, "cpu") ? (double)t->plan.total / MIB : hy_peak_of_process();
 }
@@ -41,7 +41,7 @@ double hy_recent_mean(const hy_recent *r, const double *values) {
     return hy_recent_count(r) ? sum / hy_recent_count(r) : (double)NAN;
 }
 
-static double recent_speed(const hy_recent *r) { /* tokens per second */
+static double recent_speed(const hy_recent *r) { /* in tokens per second */
     int64_t tokens = 0;
     double seconds = 0;
     for (int i = 0; i < hy_recent_count(r); i++) tokens += r->tokens[i], seconds += r->seconds[i];
@@ -64,7 +64,8 @@ static gt_status generate(trainer *t, hy_printer *printer, hy_pace *pace) {
     return hy_generate(t->model, &t->text, &sampling, printer, pace);
 }
 
-/* The byte floor is the time in which this device copies as many bytes as a token must move. */
+/* Prints the speed of decoding, and compares it with the byte floor.  The byte floor is the time in which this
+ * device copies as many bytes as the decoding of one token must move. */
 static void print_pace(const trainer *t, const hy_pace *pace) {
     const int samples = hy_model_config(t->model)->samples;
     const double seconds = pace->seconds / (double)pace->steps, bytes = hy_model_token_bytes(t->model);
@@ -88,8 +89,9 @@ gt_status hy_print_sample(trainer *t) {
     return status == GT_OK ? hy_flush_report() : status;
 }
 
-/* Prints the text of --generate.  On a terminal it prints each token when it is drawn, and escapes bytes that a
- * terminal should not get.  To a file or a pipe it prints the bytes unchanged, and for a single sample nothing else. */
+/* Prints the text of --generate.  On a terminal it prints each token as soon as it is drawn, and escapes bytes that
+ * a terminal should not get.  To a file or a pipe it prints all bytes unchanged, and for a single sample nothing
+ * else. */
 gt_status hy_print_text(trainer *t) {
     const int is_terminal = t->screen.is_terminal, is_alone = !is_terminal && t->options.batch == 1;
     hy_printer printer = {.out = stdout, .raw = !is_terminal, .streams = 1};
@@ -164,7 +166,7 @@ static void print_saving(const trainer *t) {
     if (*t->older) hy_screen_entry(s, START, "", "the file that was there is kept as %s", t->older);
 }
 
-/* The sizes of a model, in words. */
+/* Describes the sizes of a model in words. */
 static struct sizes { char text[256]; } sizes_of(const hy_config *c) {
     struct sizes out;
     char rwkv[64] = "", mamba[128] = "", ffn[32] = "no FFN";
@@ -246,12 +248,12 @@ void hy_print_start(const trainer *t) {
 
 /* ---- progress ------------------------------------------------------------------------------- */
 
-/* held_out: the held-out loss after this step, NAN if not measured.  A line with a held-out loss stays on the screen.
- * */
+/* Prints a line of progress.  held_out is the held-out loss after this step, or NAN if it was not measured.  A line
+ * with a held-out loss stays on the screen. */
 gt_status hy_print_progress(trainer *t, double held_out) {
     const hy_recent *r = &t->recent;
     int stays = !isnan(held_out);
-    double per_step = (hy_now() - t->start) / (double)t->steps; /* includes evaluations */
+    double per_step = (hy_now() - t->start) / (double)t->steps; /* in seconds, including evaluations */
     if (t->screen.is_live && t->held_out >= 0) held_out = t->held_out;
     t->shown = hy_now();
     hy_screen_progress(&t->screen,
@@ -268,14 +270,14 @@ gt_status hy_print_progress(trainer *t, double held_out) {
     return hy_flush_report();
 }
 
-/* Ends the line that is refreshed in place, since other text will be printed. */
+/* Ends the line that is refreshed in place; call it before printing other text. */
 void hy_end_progress(trainer *t) { hy_screen_leave(&t->screen); }
 
-/* Seconds between progress lines of an evaluation on a screen that cannot refresh its last line. */
+/* Seconds between progress lines of an evaluation, on a screen that cannot refresh its last line. */
 enum { EVALUATION_LINES = 30 };
 
-/* so_far: the sum of the losses and the tokens so far; tokens: all tokens.  On a screen that cannot refresh its last
- * line a short evaluation prints nothing. */
+/* Prints the progress of an evaluation.  so_far holds the sums of the losses and of the tokens so far; `tokens` is
+ * the number of all tokens.  On a screen that cannot refresh its last line, a short evaluation prints nothing. */
 gt_status hy_print_evaluation(trainer *t, const hy_loss *so_far, int64_t tokens, double seconds) {
     char line[512];
     const double left = seconds / (double)so_far->tokens * (double)(tokens - so_far->tokens);
@@ -287,7 +289,7 @@ gt_status hy_print_evaluation(trainer *t, const hy_loss *so_far, int64_t tokens,
     return hy_flush_report();
 }
 
-/* held_out: NAN if not measured after this step. */
+/* Writes a row of the log.  held_out is NAN if the held-out loss was not measured after this step. */
 gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, double lr, const hy_probe *probe) {
     return hy_log_write(&t->log, &(hy_log_row){.step = t->steps,
                                                .tokens = t->tokens,
@@ -337,14 +339,14 @@ gt_status hy_print_gates(const trainer *t, const char *when, int first) {
     return hy_flush_report();
 }
 
-/* Prints the final held-out loss and values to compare it with. */
+/* Prints the final held-out loss, and other losses to compare it with. */
 void hy_print_loss(const trainer *t) {
     const hy_screen *s = &t->screen;
     const double loss = t->final.mean;
     const int64_t all = hy_held_out_tokens(&t->text);
     char part[160];
     const int counts_bytes = t->final.bytes > 0;
-    if (t->text.train) /* without a training part there are no frequencies */
+    if (t->text.train) /* a text without a training part has no frequencies */
         hy_screen_entry(s, FINAL, "unigram", "%.4f on the held-out part; the model is %.4f nats %s",
                         t->text.entropy_held_out, fabs(t->text.entropy_held_out - loss),
                         loss < t->text.entropy_held_out ? "better" : "worse");

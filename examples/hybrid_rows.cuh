@@ -9,14 +9,14 @@ namespace hy {
 /* ---- map ------------------------------------------------------------------------------------- */
 
 GT_HD float tanh_of(float x) {
-    /* Near 0 the quotient below loses digits to cancellation, and the series is exact to the last bit. */
+    /* Near 0 the quotient below would lose digits to cancellation; there the series is exact to the last bit. */
     const float s = x * x;
     const float series = s * (-1.0f / 3 + s * (2.0f / 15 + s * (-17.0f / 315 + s * (62.0f / 2835))));
     return s < 0.0625f ? fma_rn(x, series, x) : 1.0f - 2.0f / (exp_accurate(2.0f * x) + 1.0f);
 }
 
-/* GELU(x) = x sigmoid(2 q(x)), q(x) = sqrt(2/pi) (x + 0.044715 x^3).  For |x| > 16 the sigmoid is 0 or 1 to all digits,
- * so the bound changes nothing but keeps x^3 from overflowing.  NaN stays NaN. */
+/* GELU(x) = x sigmoid(2 q(x)), q(x) = sqrt(2/pi) (x + 0.044715 x^3).  The bound keeps x^3 from overflowing.  It
+ * changes no result, because for |x| > 16 the sigmoid is 0 or 1 to all digits.  NaN stays NaN. */
 GT_HD float gelu_bound(float x) { return x > 16.0f ? 16.0f : x < -16.0f ? -16.0f : x; }
 
 GT_HD float gelu_sigmoid(float c) { return sigmoid(c * fma_rn(0.071354816272600f * c, c, 1.5957691216057308f)); }
@@ -44,12 +44,12 @@ struct NegExp {
     GT_DEV float slope(float y) { return y; }
 };
 template <class F>
-struct Backward { /* inputs: dy, and x or y, whichever the slope depends on */
+struct Backward { /* the second input is x or y, whichever the slope depends on */
     static constexpr int INPUTS = 2;
     GT_DEV float of(float dy, float at, float) { return dy * F::slope(at); }
 };
 template <class F>
-struct BackwardAdd { /* like Backward, but adds to the old value */
+struct BackwardAdd { /* does what Backward does, but adds to the old value */
     static constexpr int INPUTS = 3;
     GT_DEV float of(float dy, float at, float before) { return before + dy * F::slope(at); }
 };
@@ -91,7 +91,7 @@ struct BiasParams {
     void* y;
 };
 
-/* grid ceil(M/8), a warp per row */
+/* The grid has ceil(M/8) blocks, with one warp per row. */
 template <class T, int N>
 GT_KERNEL(THREADS, 1)
 bias_forward_kernel(const GT_GRID_CONSTANT BiasParams p) {
@@ -128,7 +128,7 @@ struct GateMixParams {
     float* gate;
 };
 
-/* Forward and backward: grid ceil(M/8), one warp per row, which reads its row twice. */
+/* Both in forward and in backward, the grid has ceil(M/8) blocks, with one warp per row; a warp reads its row twice. */
 template <class T, int N>
 GT_KERNEL(THREADS, 1)
 gate_mix_forward_kernel(const GT_GRID_CONSTANT GateMixParams p) {
@@ -253,7 +253,7 @@ struct CarryParams {
     hy_carry_args a;
 };
 
-/* an element per thread */
+/* One thread computes one element. */
 GT_KERNEL(THREADS, 1) carry_kernel(const GT_GRID_CONSTANT CarryParams p) {
     const int64_t i = (int64_t)block_x() * THREADS + thread_id();
     if (i >= p.a.count * p.a.B * p.a.n) return;
@@ -273,7 +273,7 @@ struct DropoutParams {
     uint32_t limit, site;
 };
 
-/* an element per thread */
+/* One thread computes one element. */
 template <class T>
 GT_KERNEL(THREADS, 1)
 dropout_kernel(const GT_GRID_CONSTANT DropoutParams p) {
@@ -301,7 +301,7 @@ struct AverageParams {
     hy_average_args a;
 };
 
-/* an element per thread */
+/* One thread computes one element. */
 GT_KERNEL(THREADS, 1) average_kernel(const GT_GRID_CONSTANT AverageParams p) {
     const int64_t i = (int64_t)block_x() * THREADS + thread_id();
     if (i >= p.a.n) return;

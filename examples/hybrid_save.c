@@ -14,13 +14,13 @@
         if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
-/* Files of format 1 have no options for the model's sizes, which then followed from the width.  Files of format 2 lack
- * some newer options and numbers; their defaults repeat the behaviour of that time. */
+/* Files of format 1 have no options for the model's sizes, which followed from the width at that time.  Files of
+ * format 2 lack some newer options and numbers; their defaults repeat the behaviour of that time. */
 static const char format_key[] = "hybrid_train_format", format[] = "3", second_format[] = "2", older_format[] = "1";
 static const char positions[] = "run.track_positions"; /* int64 tensor [batch] */
 enum { VALUE_MAX = 4 * HY_TEXT_MAX };                  /* longest metadata text that this program writes */
 
-/* The numbers of hy_progress and their names.  The keys in the file are "run.NAME". */
+/* The numbers of hy_progress, with their names.  The file stores each number under the key "run.NAME". */
 static const struct number {
     const char *name;
     int is_whole;
@@ -50,7 +50,7 @@ static const struct number {
     REALS("best", best, 1),
     WHOLES("best_step", best_step, 1),
 };
-enum { NUMBERS = sizeof numbers / sizeof numbers[0], LATER_NUMBERS = 2 /* the last two, which format 2 may lack */ };
+enum { NUMBERS = sizeof numbers / sizeof numbers[0], LATER_NUMBERS = 2 }; /* format 2 may lack the last two */
 
 /* ---- texts --------------------------------------------------------------------------------- */
 
@@ -63,14 +63,15 @@ static void to_ascii(char *to, const char *from) {
     *to = 0;
 }
 
-/* The byte that two hexadecimal digits stand for; 0 if they are not digits. */
+/* Returns the byte that two hexadecimal digits stand for; 0 if they are not digits. */
 static unsigned char byte_of(const char *digits) {
     const char two[] = {digits[0], digits[0] ? digits[1] : 0, 0};
     if (!isxdigit((unsigned char)two[0]) || !isxdigit((unsigned char)two[1])) return 0;
     return (unsigned char)strtoul(two, NULL, 16);
 }
 
-/* Decodes the text of to_ascii.  Returns 0 if the text has another form or more than HY_TEXT_MAX - 1 bytes. */
+/* Decodes a text that to_ascii has encoded.  Returns 0 if the text has another form or more than HY_TEXT_MAX - 1
+ * bytes. */
 static int from_ascii(char *to, const char *from) {
     for (int n = 0; *from; n++) {
         if (n == HY_TEXT_MAX - 1) return 0;
@@ -125,7 +126,7 @@ static gt_status add_vocabulary(hy_file_writer *w, const hy_text *x) {
     return add_whole(w, "first_byte", first == x->end_symbol ? (uint8_t)x->end_text[0] : x->byte_of[first]);
 }
 
-/* A file without option.untied has a tied head.  So a program that does not know the option reads it, too. */
+/* A model with a tied head stores no option.untied.  So a program that does not know this option can read its file. */
 static const char untied[] = "untied", tied[] = "no";
 static int is_tied(const char *option, const char *text) { return !strcmp(option, untied) && !strcmp(text, tied); }
 
@@ -146,14 +147,14 @@ static gt_status add_texts(hy_file_writer *w, const hy_run *run) {
     return add_whole(w, "run.optimizer_steps", hy_model_steps(run->model));
 }
 
-/* Writes n numbers as floats.  The floats overwrite the doubles in `numbers`. */
+/* Writes n numbers as floats.  It converts them in place, so the floats overwrite the doubles in `numbers`. */
 static gt_status write_floats(hy_file_writer *w, double *numbers, int64_t n, const char *name, const char *path) {
     float *floats = (float *)numbers;
     for (int64_t i = 0; i < n; i++) {
         double x = numbers[i];
         if (!isfinite(x))
             return hy_fail(GT_ERROR_VALUE, "%s: not written: %s holds a number that is not finite", path, name);
-        float y = (float)x; /* goes to the bytes of numbers[i / 2], which has been read */
+        float y = (float)x; /* overwrites half of numbers[i / 2], which has been read */
         memcpy(floats + i, &y, sizeof y);
     }
     return hy_writer_data(w, floats, (size_t)n * sizeof(float));
@@ -187,18 +188,19 @@ gt_status hy_states_gather(hy_ranks *ranks, hy_model *model, double **states) {
     return status;
 }
 
-/* Number of ranks that share the tracks of a run. */
+/* Returns the number of ranks that share the tracks of a run. */
 static int ranks_of(const hy_run *run) { return run->ranks ? run->ranks : 1; }
 
-/* A tensor of this rank, enlarged to all ranks: a state has the tracks of all ranks, one after the other. */
+/* Returns the description of a tensor in the file; t describes this rank's tensor.  The two differ for states: the
+ * file has the tracks of all ranks, one rank after the other. */
 static hy_tensor of_all_ranks(const hy_run *run, const hy_tensor *t) {
     hy_tensor all = *t;
     if (t->kind == HY_STATE) all.shape[0] *= ranks_of(run), all.count *= ranks_of(run);
     return all;
 }
 
-/* Writes a tensor's data.  For a state of several ranks, run->states holds all_states numbers per rank, and the tensor
- * begins after `before` of them. */
+/* Writes a tensor's data.  For several ranks a state's data is in run->states, which holds all_states numbers per
+ * rank.  The tensor begins after `before` of these numbers. */
 static gt_status add_data(hy_file_writer *w, const hy_run *run, const hy_tensor *t, int64_t before, int64_t all_states,
                           double *room, const char *path) {
     if (t->kind != HY_STATE || ranks_of(run) == 1) {
@@ -263,7 +265,7 @@ static gt_status damaged(const hy_file *f, const char *key) {
                    key, text);
 }
 
-/* The text of a key.  If it is missing, returns NULL and sets the error. */
+/* Returns the metadata text of a key.  If the key is missing, returns NULL and sets the error. */
 static const char *text_of(const hy_file *f, const char *key) {
     const char *text = hy_file_text_of(f, key);
     if (!text) damaged(f, key);
@@ -297,7 +299,7 @@ static gt_status read_numbers(const hy_file *f, const struct number *n, hy_progr
     return *end ? damaged(f, key) : GT_OK;
 }
 
-/* Checks the numbers that the trainer relies on. */
+/* Checks the ranges of the numbers that the trainer relies on. */
 static gt_status check_progress(const hy_file *f, const hy_progress *p) {
     const struct {
         const char *key;
@@ -318,7 +320,7 @@ static gt_status check_progress(const hy_file *f, const hy_progress *p) {
     return GT_OK;
 }
 
-/* Returns whether a file may have this key.  Other keys are refused, since they may be damaged ones. */
+/* Returns whether a file may have this key.  A file with another key is refused, since the key may be a damaged one. */
 static int is_key(const char *key) {
     static const char *const others[] = {"checksum",        format_key,    "vocabulary",          "first_byte",
                                          "device",          "data_sha256", "run.optimizer_steps", "format",
@@ -402,7 +404,7 @@ static void print_shape(char *text, size_t size, int rank, const int64_t *shape)
     snprintf(text + used, size - used, "]");
 }
 
-/* Finds the file's tensor with this name and shape.  If there is none, returns NULL and sets the error. */
+/* Finds the file's tensor with this name and this shape.  If there is none, returns NULL and sets the error. */
 static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_file_dtype dtype, int rank,
                                          const int64_t *shape) {
     const hy_file_tensor *t = hy_file_tensor_of(f, name);
@@ -422,7 +424,8 @@ static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_
     return NULL;
 }
 
-/* Refuses a file whose options contradict the sizes of its weights, before a model of these sizes is created. */
+/* Fails if the file's options contradict the sizes of its weights.  This check comes before a model of these sizes
+ * is created. */
 static gt_status check_size(const hy_file *f, const hy_options *o) {
     uint8_t bytes[256];
     int vocab;
@@ -453,7 +456,7 @@ static int is_newer(const char *option) {
     return 0;
 }
 
-/* Returns whether a file of an older format may lack this option. */
+/* Returns whether a file of format 1 or 2 may lack this option. */
 static int came_later(const char *option) {
     static const char *const later[] = {
         "recompute", "fuse",     "final-eval-tokens", "val",       "table", "held-out",
@@ -465,7 +468,8 @@ static int came_later(const char *option) {
     return 0;
 }
 
-/* Finds the number of heads in a file of format 1 from a tensor's shape, since its options do not contain it. */
+/* Finds the number of heads of a model in a file of format 1.  The shape of a tensor gives this number, since the
+ * options do not contain it. */
 static gt_status take_heads(const hy_file *f, hy_options *o) {
     const hy_file_tensor *bonus = hy_file_tensor_of(f, "layers.0.rwkv.bonus");
     char text[32];
@@ -497,7 +501,7 @@ gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
 
 /* ---- loading ------------------------------------------------------------------------------- */
 
-/* Loads one tensor.  room: for the doubles of all ranks. */
+/* Loads one tensor.  `room` has room for this tensor's doubles of all ranks. */
 static gt_status load_tensor(hy_file *f, const hy_run *run, const hy_tensor *own, const char *prefix, double *room) {
     const hy_tensor all = of_all_ranks(run, own), *t = &all;
     char name[2 * sizeof t->name];
@@ -506,7 +510,7 @@ static gt_status load_tensor(hy_file *f, const hy_run *run, const hy_tensor *own
     const float *floats = (const float *)room;
     if (!from) return GT_ERROR_VALUE;
     TRY(hy_file_read(f, from, room));
-    for (int64_t i = t->count - 1; i >= 0; i--) { /* from the end, because room[i] overlaps floats[2 i] */
+    for (int64_t i = t->count - 1; i >= 0; i--) { /* starts at the end, because room[i] overlaps floats[2 i] */
         float x;
         memcpy(&x, floats + i, sizeof x);
         room[i] = x;
@@ -516,7 +520,7 @@ static gt_status load_tensor(hy_file *f, const hy_run *run, const hy_tensor *own
     return hy_model_write_tensor(run->model, own, t->count > own->count ? room + run->rank * own->count : room);
 }
 
-/* Loads the tensors of kinds first to last.  Their names in the file begin with `prefix`. */
+/* Loads the tensors of the kinds `first` to `last`.  In the file their names begin with `prefix`. */
 static gt_status load_kinds(hy_file *f, const hy_run *run, hy_kind first, hy_kind last, const char *prefix) {
     int count;
     hy_tensor *list = hy_model_tensors(run->model, &count);
@@ -529,7 +533,7 @@ static gt_status load_kinds(hy_file *f, const hy_run *run, hy_kind first, hy_kin
     return status;
 }
 
-/* Refuses a file that has more weights than the model, since it belongs to another model. */
+/* Fails if the file has more weights than the model, since it then belongs to another model. */
 static gt_status check_no_others(const hy_file *f, const hy_model *model) {
     int count, weights = 0, there = 0;
     hy_tensor *list = hy_model_tensors(model, &count);

@@ -1,9 +1,9 @@
-/* hybrid_train --eval MODEL --score FILE: asks a model questions, and counts right answers.
+/* Implements hybrid_train --eval MODEL --score FILE: asks a model questions, and counts the right answers.
  *
- * FILE is CSV with the heading length,depth,first,prompt,answer, as tools/needle.py writes it.  A row is a question.
- * Its prompt has `prompt` tokens and begins at token `first` of the text; an answer of `answer` tokens follows.  An
- * answer is right if each of its tokens is the likeliest after the prompt and the tokens before it.  Length and depth
- * only group the questions. */
+ * FILE is CSV with the heading length,depth,first,prompt,answer, as tools/needle.py writes it.  Each row describes a
+ * question.  The question's prompt has `prompt` tokens and begins at token `first` of the text; an answer of
+ * `answer` tokens follows.  The model's answer is right if each token is the likeliest one after the prompt and the
+ * answer's earlier tokens.  Length and depth only group the questions. */
 #include "hybrid_trainer.h"
 #include <stdlib.h>
 #include <string.h>
@@ -27,13 +27,13 @@ typedef struct group {
 
 typedef struct score {
     question *question;
-    group *group; /* in the order of their first questions; room for one per question */
+    group *group; /* groups in the order of their first questions; the array has room for one per question */
     int64_t questions, groups;
 } score;
 
 /* ---- the file -------------------------------------------------------------------------------- */
 
-/* Reads the numbers of a line.  Fails if it has others than five from 0 to 1e15. */
+/* Reads the numbers of a line.  Fails unless the line has five numbers from 0 to 1e15. */
 static gt_status parse_line(const char *line, int64_t number, const char *path, question *q) {
     int64_t *const value[COLUMNS] = {&q->length, &q->depth, &q->first, &q->prompt, &q->answer};
     const char *next = line;
@@ -109,7 +109,7 @@ static int32_t likeliest(const double *logits, int vocab) {
     return best;
 }
 
-/* tokens: room for the prompt and the answer.  logits: room for the vocabulary. */
+/* Asks a question.  `tokens` has room for the prompt and the answer, `logits` for the vocabulary. */
 static gt_status ask(const trainer *t, const question *q, int32_t *tokens, double *logits, int *is_right) {
     for (int64_t i = 0; i < q->prompt + q->answer; i++) tokens[i] = hy_token(&t->text, q->first + i);
     *is_right = 1;
@@ -155,7 +155,8 @@ static gt_status ask_all(trainer *t, score *s) {
 
 static double share(const group *g) { return (double)g->right / (double)g->asked; }
 
-/* A line for each length, with a column for each depth of the first length, in percent. */
+/* Prints the shares of right answers, in per cent.  The table has a line for each length, and a column for each
+ * depth of the first length. */
 static void print_table(const score *s) {
     printf("right answers, %%\n%10s", "length");
     for (int64_t g = 0; g < s->groups && s->group[g].length == s->group[0].length; g++)

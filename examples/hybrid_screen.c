@@ -12,7 +12,7 @@ enum { WIDTH = 80, LEAST_WIDTH = 40 };
 
 /* ---- the terminal --------------------------------------------------------------------------- */
 
-/* Asks for the width of the terminal.  A terminal that does not tell its width counts as 80 columns. */
+/* Asks the terminal for its width.  If the terminal does not tell its width, 80 columns are assumed. */
 static void ask_width(hy_screen *s) {
     struct winsize size;
     if (!s->is_terminal) return;
@@ -41,7 +41,7 @@ int hy_screen_width(const hy_screen *s) {
     return s->columns > WIDTH ? WIDTH : s->columns < LEAST_WIDTH ? LEAST_WIDTH : s->columns;
 }
 
-/* Number of columns of the first `bytes` bytes of UTF-8 text. */
+/* Returns the number of columns that the first `bytes` bytes of a UTF-8 text take. */
 static int columns_of(const char *text, size_t bytes) {
     int columns = 0;
     for (size_t i = 0; i < bytes; i++) columns += (text[i] & 0xc0) != 0x80;
@@ -118,15 +118,15 @@ enum { STEP, LOSS, HELD_OUT, GRAD, RATIO, SPEED, MEMORY, LEFT, FIELDS };
 
 static const struct {
     const char *name;
-    int width; /* without the two spaces before it */
+    int width; /* in columns, without the two spaces before the field */
 } fields[FIELDS] = {[STEP] = {"step", 4}, [LOSS] = {"loss", 7},   [HELD_OUT] = {"held-out", 8}, [GRAD] = {"grad", 6},
                     [RATIO] = {"R/M", 5}, [SPEED] = {"tok/s", 6}, [MEMORY] = {"MiB", 6},        [LEFT] = {"eta", 8}};
 static const int by_importance[FIELDS] = {STEP, LOSS, HELD_OUT, LEFT, SPEED, MEMORY, GRAD, RATIO};
 
-/* Returns whether to show the total number of steps next to the step; a narrow terminal has no room for it. */
+/* Returns whether to show the total number of steps next to the step.  A narrow terminal has no room for the total. */
 static int has_total(const hy_screen *s) { return s->columns >= 60; }
 
-/* The width of a field.  The step's field is as wide as the last step needs. */
+/* Returns the width of a field.  The step's field is as wide as the last step needs. */
 static int field_width(const hy_screen *s, int field, const hy_screen_row *p) {
     char text[64];
     int width = fields[field].width;
@@ -136,8 +136,8 @@ static int field_width(const hy_screen *s, int field, const hy_screen_row *p) {
     return length > width ? length : width;
 }
 
-/* The fields that fit on the terminal, one bit each, and a bit for has_total.  The last column stays free, because some
- * terminals wrap the line when it is used. */
+/* Returns the fields that fit on the terminal, one bit each, and one more bit for has_total.  The last column stays
+ * free, because some terminals wrap a line that reaches it. */
 static unsigned fields_that_fit(const hy_screen *s, const hy_screen_row *p) {
     unsigned set = has_total(s) ? 1u << FIELDS : 0;
     int length = 0;
@@ -149,7 +149,7 @@ static unsigned fields_that_fit(const hy_screen *s, const hy_screen_row *p) {
     return set;
 }
 
-/* Time left, in at most eight characters. */
+/* Formats the time left, in at most eight characters. */
 static hy_number time_left(double seconds) {
     hy_number out = hy_duration(seconds);
     double hours = floor(fmax(seconds, 0) / 3600), days = floor(hours / 24);
@@ -182,7 +182,7 @@ static hy_number field_text(const hy_screen *s, int field, const hy_screen_row *
     return out;
 }
 
-/* Makes a line with the fields of the heading: their names, or their current values.  Returns its length. */
+/* Makes a line with the fields of the heading: either their names or their current values.  Returns its length. */
 static int make_line(const hy_screen *s, const hy_screen_row *p, int is_heading, char *line, size_t size) {
     int used = 0;
     for (int field = 0; field < FIELDS; field++) {
@@ -191,14 +191,14 @@ static int make_line(const hy_screen *s, const hy_screen_row *p, int is_heading,
         used += snprintf(line + used, size - (size_t)used, "%s%*s", used ? "  " : "", field_width(s, field, p),
                          is_heading ? fields[field].name : number.text);
     }
-    if (used > s->columns - 1 && s->is_terminal) { /* a number that is wider than its field */
+    if (used > s->columns - 1 && s->is_terminal) { /* a number is wider than its field */
         used = s->columns > 1 ? s->columns - 1 : 0;
         line[used] = 0;
     }
     return used;
 }
 
-/* On a live screen: replaces the current line and clears the rest of it. */
+/* Prints a line.  On a live screen it replaces the current line and clears the rest of it. */
 static void put_line(const hy_screen *s, const char *line) {
     fprintf(s->out, "%s%s%s", s->is_live ? "\r" : "", line, s->is_live ? "\033[K" : "");
 }
@@ -206,7 +206,7 @@ static void put_line(const hy_screen *s, const char *line) {
 void hy_screen_progress(hy_screen *s, const hy_screen_row *p, int stays) {
     char line[FIELDS * 40];
     ask_width(s);
-    /* A terminal that became narrower may have wrapped the current line: leave that line as it is. */
+    /* A terminal that became narrower may have wrapped the current line, so that line stays as it is. */
     if (s->length > s->columns - 1) fputc('\n', s->out), s->length = 0;
     unsigned set = fields_that_fit(s, p);
     if (set != s->heading) {

@@ -1,4 +1,4 @@
-/* Work before the first step: opens the device, reads the model file and the text, and creates the model. */
+/* Does all work before the first step: opens the device, reads the model file and the text, and creates the model. */
 #define _XOPEN_SOURCE 700 /* sysconf */
 #include "hybrid_trainer.h"
 #include "hybrid_calls.h"
@@ -12,7 +12,8 @@
 #include <unistd.h>
 
 /* The loss scale of fp16 starts at about SCALE_PER_TOKEN times the tokens of a batch, since the loss is a mean over
- * tokens.  It halves when the gradient overflows, and doubles after SCALE_STEPS steps without overflow. */
+ * tokens.  It halves when the gradient overflows, and doubles after SCALE_STEPS steps without overflow, up to
+ * SCALE_MAX. */
 enum { SCALE_PER_TOKEN = 4, SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 };
 
 const char *const hy_dtype_names[] = {[GT_F32] = "f32", [GT_BF16] = "bf16", [GT_F16] = "f16"};
@@ -23,7 +24,8 @@ static gt_dtype dtype_of(const char *name) {
     return !strcmp(name, "f32") ? GT_F32 : !strcmp(name, "f16") ? GT_F16 : GT_BF16;
 }
 
-/* Opens the device `wanted`, with dtype `on_cuda` if it is CUDA, and notes the reason for the choice in t->why. */
+/* Opens the device `wanted`; if it is CUDA, activations get the dtype `on_cuda`.  Stores the reason for the choice
+ * in t->why. */
 static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda) {
     const char *dtype = t->options.dtype; /* the user's choice */
     gt_status status;
@@ -52,7 +54,8 @@ static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda
     return hy_backend_cpu(&t->backend);
 }
 
-/* Finds the text that comes with the program: in the source tree, near the program, or near the current directory. */
+/* Finds the text that comes with the program.  It may lie in the source tree, near the program, or near the current
+ * directory. */
 static void find_fables(char *path, const char *program) {
     const char *slash = strrchr(program, '/');
     int directory = slash ? (int)(slash - program) + 1 : 0;
@@ -69,7 +72,7 @@ static void find_fables(char *path, const char *program) {
     }
 }
 
-/* Refuses to write `path` if it is a file of the text. */
+/* Fails if `path`, which an option wants to write, is a file of the text. */
 static gt_status keep_texts(const trainer *t, const char *option, const char *path) {
     gt_status status = GT_OK;
     for (int64_t i = 0; i < t->files.count && status == GT_OK; i++)
@@ -80,7 +83,7 @@ static gt_status keep_texts(const trainer *t, const char *option, const char *pa
     return status;
 }
 
-/* Refuses to write any file that is also read. */
+/* Fails if the run would write a file that it also reads. */
 static gt_status check_files(const trainer *t) {
     const hy_options *o = &t->options;
     gt_status status = keep_texts(t, "csv", o->csv);
@@ -99,8 +102,8 @@ static gt_status check_lengths(const trainer *t) {
     return status;
 }
 
-/* Opens the device.  A resumed run uses the same kind of device as before, if possible.  On CUDA the dtype comes from
- * the model file, if there is one. */
+/* Opens the device.  A resumed run uses the same kind of device as before, if possible.  On CUDA the dtype comes
+ * from the model file, if there is one. */
 static gt_status open_backend(trainer *t) {
     const hy_options *o = &t->options;
     const char *saved = NULL, *wanted = o->device, *dtype = o->dtype;
@@ -120,7 +123,7 @@ static gt_status open_backend(trainer *t) {
     return status;
 }
 
-/* Sets the options that neither the user nor a model file has set to their defaults. */
+/* Sets all options that neither the user nor a model file has set; they get their defaults. */
 static gt_status fill_options(trainer *t) {
     gt_status status = hy_options_default(&t->options, strcmp(t->backend->name, "cpu"));
     strcpy(t->options.dtype, hy_dtype_names[t->backend->dtype]);
@@ -129,8 +132,8 @@ static gt_status fill_options(trainer *t) {
 
 /* ---- reading model files --------------------------------------------------------------------- */
 
-/* Finds the option that selects a mode other than a new run.  *mode: its name, or "train" without such an option.
- * Fails if there are several, or if other options contradict the mode. */
+/* Finds the option that selects a mode other than a new run.  *mode becomes the option's name, or "train" if there
+ * is no such option.  Fails if there are several, or if other options contradict the mode. */
 static gt_status find_mode(const hy_options *o, int ranks, const char **mode) {
     const struct {
         const char *name;
@@ -157,7 +160,7 @@ static gt_status find_mode(const hy_options *o, int ranks, const char **mode) {
     return hy_options_fit(o, *mode);
 }
 
-/* Opens the model file to read, if there is one, and takes its options. */
+/* Opens the model file that the run reads, if there is one, and takes its options. */
 static gt_status open_file(trainer *t) {
     const hy_options *o = &t->options;
     gt_status status = find_mode(o, t->ranks.size, &t->mode);
@@ -169,7 +172,7 @@ static gt_status open_file(trainer *t) {
     const hy_take take = *o->resume ? HY_TAKE_STRICTLY : *o->init ? HY_TAKE_MODEL : HY_TAKE_ALL;
     status = hy_saved_options(&t->file, take, &t->options);
     if (*o->eval && hy_options_given(o, "data") && !hy_options_given(o, "val"))
-        t->options.val[0] = 0; /* a new --data has its own held-out part */
+        t->options.val[0] = 0; /* if the user gives a new --data, its own end is held out */
     return status;
 }
 
@@ -198,11 +201,11 @@ static gt_status check_prompt(trainer *t) {
     if (!token) return hy_fail(GT_ERROR_MEMORY, "prompt: no memory");
     status = hy_text_encode(&t->text, prompt, token, &count, t->file.path != NULL);
     free(token);
-    t->prompt_tokens = count ? count : 1; /* an empty prompt: the first token of the text */
+    t->prompt_tokens = count ? count : 1; /* an empty prompt stands for the first token of the text */
     return status == GT_OK ? GT_OK : hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
 }
 
-/* Takes the vocabulary from the model file, for --generate, which reads no text. */
+/* Takes the vocabulary from the model file.  The mode --generate needs this, because it reads no text. */
 static gt_status read_vocabulary(trainer *t) {
     uint8_t bytes[256], first;
     int count;
@@ -229,7 +232,7 @@ static gt_status read_vocabulary(trainer *t) {
     return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_byte is not in the vocabulary", t->file.path);
 }
 
-/* Gives the text the vocabulary of the model file, if there is one. */
+/* Gives the text the vocabulary of the model file, if the run reads a model file. */
 static gt_status use_vocabulary(trainer *t) {
     uint8_t bytes[256];
     int count;
@@ -245,7 +248,7 @@ static gt_status use_vocabulary(trainer *t) {
     return hy_fail(status, "data %s: %s, %s", t->data, hy_last_error(), t->file.path);
 }
 
-/* Reads the model file into the new model: the weights, or the whole run if it is resumed. */
+/* Reads the model file into the new model.  A resumed run reads everything, any other run only the weights. */
 static gt_status load_file(trainer *t) {
     if (!t->file.path) return GT_OK;
     const char *sum = hy_file_text_of(&t->file, "checksum");
@@ -255,7 +258,7 @@ static gt_status load_file(trainer *t) {
     return status;
 }
 
-/* Refuses a log with the name FILE.tmp, since the model file is first written there. */
+/* Fails if the log has the name FILE.tmp, since the writer of the model file FILE first writes FILE.tmp. */
 static gt_status keep_from_draft(const hy_options *o) {
     char draft[HY_PATH_MAX + 8];
     char *place = realpath(o->save, NULL); /* follows links */
@@ -285,7 +288,7 @@ static gt_status check_save(const trainer *t) {
     return status == GT_OK ? status : hy_fail(status, "save: %s", hy_last_error());
 }
 
-/* The description of the text, from the options. */
+/* Makes the description of the text from the options. */
 static hy_source source_of(const hy_options *o, int has_ranks) {
     return (hy_source){.separator = o->separator,
                        .end_symbol = o->end_symbol,
@@ -299,7 +302,7 @@ static hy_source source_of(const hy_options *o, int has_ranks) {
                        .sum = *o->save || *o->resume || has_ranks};
 }
 
-/* Refuses options that apply only to texts of bytes, or only to texts of numbers, with the other kind. */
+/* Fails if an option for texts of bytes is given with a text of numbers, or the other way round. */
 static gt_status check_source(const hy_options *o) {
     const int is_bytes = !strcmp(o->tokens, "bytes");
     const char *wrong = is_bytes ? (o->vocab            ? "vocab"
@@ -315,7 +318,7 @@ static gt_status check_source(const hy_options *o) {
     return hy_fail(GT_ERROR_VALUE, "%s: goes with %s alone", wrong, is_bytes ? "--tokens uint16 or uint32" : "bytes");
 }
 
-/* Escapes a text as the command line expects it: bytes other than printable ASCII become \n, \t or \xNN. */
+/* Escapes a text as the command line expects it.  Bytes other than printable ASCII become \n, \t or \xNN. */
 static void escape(const char *from, char *to, size_t size) {
     for (; *from && size > 4; from++) {
         const unsigned char c = (unsigned char)*from;
@@ -343,7 +346,7 @@ static gt_status check_ends(const trainer *t) {
     return GT_OK;
 }
 
-/* Returns whether --val is the only text, as with --eval --val and no --data.  All of it is then held out. */
+/* Returns whether --val is the only text, as with --eval --val and no --data.  Then all of this text is held out. */
 static int has_val_alone(const trainer *t) {
     const hy_options *o = &t->options;
     return *o->eval && hy_options_given(o, "val") && !hy_options_given(o, "data");
@@ -386,7 +389,8 @@ static gt_status load_text(trainer *t, const char *program) {
     return status == GT_OK ? check_prompt(t) : status;
 }
 
-/* Refuses sizes of a branch that the model does not have, and a choice of fused calls that does not apply to it. */
+/* Fails if the user gave a size of a branch that the model does not have.  Also fails if the user chose fused calls
+ * that do not apply to the model. */
 static gt_status check_branches(const hy_options *o, const hy_config *c) {
     const int no_rwkv = c->mix == HY_MIX_MAMBA, no_mamba = c->mix == HY_MIX_RWKV, no_second = no_mamba || c->mamba == 1;
     const struct {
@@ -407,11 +411,11 @@ static gt_status check_branches(const hy_options *o, const hy_config *c) {
     return GT_OK;
 }
 
-/* The model's configuration, with the sizes of the options. */
+/* Chooses the model's configuration, with the sizes that the options set. */
 static gt_status choose_config(trainer *t) {
     const hy_options *o = &t->options;
     hy_config *c = &t->config;
-    /* A size of a branch that the model lacks is refused whatever its value is. */
+    /* Reports a size of a missing branch first, since its value does not matter. */
     const gt_status sizes = hy_options_config(o, c), branches = check_branches(o, c);
     if (sizes != GT_OK || branches != GT_OK) return branches != GT_OK ? branches : sizes;
     c->stateful = o->stateful, c->recompute = o->recompute;
@@ -419,8 +423,9 @@ static gt_status choose_config(trainer *t) {
     return hy_config_resolve(c);
 }
 
-/* Bytes of memory that a model may take; 0: not known.  On the CPU this is the memory of the computer, or the limit of
- * the container (*is_limited = 1), which kills a process that takes more.  Ranks on one computer share the memory. */
+/* Returns the bytes of memory that a model may take; 0: not known.  On the CPU this is the memory of the computer,
+ * or the limit of the container (*is_limited = 1).  A container kills a process that takes more.  The ranks on one
+ * computer share its memory. */
 static size_t available_memory(const trainer *t, int *is_limited) {
     long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
     *is_limited = 0;
@@ -430,7 +435,8 @@ static size_t available_memory(const trainer *t, int *is_limited) {
     return (*is_limited ? limit : there) / (size_t)t->ranks.local;
 }
 
-/* Names options that need less memory.  A resumed run keeps its batch and seq, and a file's model keeps its size. */
+/* Lists options with which the run needs less memory.  A resumed run cannot change its batch and seq, and the model
+ * of a file cannot change its size. */
 static void advise_on_memory(const trainer *t, char *advice, size_t size) {
     const hy_options *o = &t->options;
     char way[3][64];
@@ -453,7 +459,8 @@ static void advise_on_memory(const trainer *t, char *advice, size_t size) {
     }
 }
 
-/* Fails with a message on how much memory is missing.  there: bytes available, 0 if not known. */
+/* Fails with a message that says how much memory the model needs.  `there` is the number of bytes available, or 0 if
+ * that is not known. */
 static gt_status needs_memory(const trainer *t, size_t there, int is_limited) {
     char how_much[64] = "which cannot be had", advice[320];
     if (there)
@@ -464,8 +471,8 @@ static gt_status needs_memory(const trainer *t, size_t there, int is_limited) {
                    advice);
 }
 
-/* Finds the largest divisor of a rank's share with which the model takes at most four fifths of the memory; 1 if there
- * is none. */
+/* Finds how many windows the model can process at once, with at most four fifths of the memory.  The number is the
+ * largest possible divisor of the rank's share, or 1 if no divisor fits. */
 static gt_status fit_rows(trainer *t, int64_t share, int64_t *rows) {
     const hy_options *o = &t->options;
     hy_plan plan;
@@ -479,7 +486,7 @@ static gt_status fit_rows(trainer *t, int64_t share, int64_t *rows) {
     return GT_OK;
 }
 
-/* Number of windows of a batch that this rank processes. */
+/* Returns the number of windows of a batch that this rank processes. */
 static int64_t share_of(const trainer *t) { return t->options.batch / t->ranks.size; }
 
 static gt_status check_share(const trainer *t, int64_t batch) {
@@ -490,8 +497,8 @@ static gt_status check_share(const trainer *t, int64_t batch) {
                    (long long)(least && 2 * (batch - least) < size ? least : least + size));
 }
 
-/* Sets t->rows.  The micro-batch in a model file may not divide the share of this run, if that run had another number
- * of ranks. */
+/* Sets t->rows.  The micro-batch in a model file may not divide the share of this run, because the saved run may
+ * have had another number of ranks. */
 static gt_status choose_rows(trainer *t) {
     const hy_options *o = &t->options;
     const int64_t wanted = o->micro_batch, share = share_of(t);
@@ -523,7 +530,7 @@ gt_status hy_create_model(trainer *t, const hy_config *config) {
     return status == GT_ERROR_MEMORY ? needs_memory(t, 0, 0) : status;
 }
 
-/* With --watch: begins to watch the GPU of the run. */
+/* Starts to watch the GPU of the run, for --watch. */
 static gt_status watch(trainer *t) {
     if (!*t->backend->pci)
         return hy_fail(GT_ERROR_VALUE, "watch: there is no GPU to watch: the run is on the CPU; leave it out");
@@ -537,8 +544,8 @@ static void add_pair(char **at, const char *name, const char *value) {
     *at += sprintf(*at, "%s", value) + 1;
 }
 
-/* Checks that all ranks have the same options, program, text and model file.  Compares the text by its bytes, since its
- * path may differ. */
+/* Checks that all ranks have the same options, program, text and model file.  It compares the bytes of the text,
+ * since the path may differ. */
 static gt_status agree(trainer *t, gt_status own) {
     static char pairs[HY_OPTIONS_MAX * (HY_TEXT_MAX + 64)];
     char *at = pairs, value[HY_TEXT_MAX];
@@ -558,14 +565,14 @@ static gt_status agree(trainer *t, gt_status own) {
 
 /* ---- sums of gradients over GPUs ----------------------------------------------------------------- */
 
-/* A number for the GPU's address, such as 0000:0A:00.0; -1: the address is not known. */
+/* Converts the address of a GPU, such as 0000:0A:00.0, to a number; -1: the address is not known. */
 static double pci_number(const char *pci) {
     unsigned domain, bus, device;
     if (sscanf(pci, "%x:%x:%x", &domain, &bus, &device) != 3) return -1;
     return (domain * 256.0 + bus) * 256 + device;
 }
 
-/* Finds two ranks that have the same GPU.  pair[0] = -1: there are none. */
+/* Finds two ranks that use the same GPU; pair[0] = -1: there are none. */
 static gt_status find_shared_gpu(trainer *t, int pair[2]) {
     const int size = t->ranks.size;
     const double own[2] = {t->ranks.machine, pci_number(t->backend->pci)};
@@ -580,7 +587,7 @@ static gt_status find_shared_gpu(trainer *t, int pair[2]) {
     return hy_ranks_share(&t->ranks, status, pair, 2 * sizeof *pair);
 }
 
-/* Finds out whether all ranks can use NCCL, and sets t->transport. */
+/* Decides whether the ranks use NCCL, and sets t->transport. */
 static gt_status choose_transport(trainer *t, int *takes_nccl) {
     const int is_demanded = !strcmp(t->options.nccl, "on");
     char reason[160] = "";
@@ -596,7 +603,7 @@ static gt_status choose_transport(trainer *t, int *takes_nccl) {
     gt_status status = hy_nccl_load();
     double lacking = status != GT_OK;
     if (status != GT_OK) snprintf(reason, sizeof reason, "%s", hy_last_error());
-    if (is_demanded) status = hy_ranks_meet(&t->ranks, status); /* its message names a rank */
+    if (is_demanded) status = hy_ranks_meet(&t->ranks, status); /* the message then names a rank */
     if (is_demanded && status != GT_OK) return hy_fail(status, "nccl: %s", hy_last_error());
     if ((status = hy_ranks_add(&t->ranks, GT_OK, &lacking, 1)) != GT_OK) return status;
     if (lacking > 0 && !*reason) snprintf(reason, sizeof reason, "%.0f ranks cannot load it", lacking);
@@ -611,7 +618,7 @@ static gt_status choose_transport(trainer *t, int *takes_nccl) {
     return GT_OK;
 }
 
-/* Connects the GPUs of all ranks if NCCL sums their gradients. */
+/* Connects the GPUs of all ranks, if NCCL sums their gradients. */
 static gt_status connect_gpus(trainer *t) {
     int takes_nccl;
     hy_nccl_id id = {{0}};
@@ -647,7 +654,7 @@ gt_status hy_set_up(trainer *t, const char *program) {
     int takes_nccl;
     if (status == GT_OK && o->plan.count) status = choose_transport(t, &takes_nccl);
     if (status != GT_OK || o->list_models || o->check || o->bench.count || o->plan.count) return status;
-    if (*o->generate) { /* the batch needs only room for the prompt */
+    if (*o->generate) { /* a batch of --generate only holds the prompt */
         t->config.samples = (int)o->batch, t->config.stateful = 0;
         if (t->options.seq > t->prompt_tokens) t->options.seq = t->prompt_tokens;
     }
@@ -664,12 +671,12 @@ gt_status hy_set_up(trainer *t, const char *program) {
         status = hy_tracks_create(&t->tracks, &t->text, o->batch);
     if (status == GT_OK) status = load_file(t);
     if (status == GT_OK && !t->ranks.rank) status = check_save(t);
-    if (t->ranks.size > 1) status = agree(t, status); /* before any rank writes a file */
+    if (t->ranks.size > 1) status = agree(t, status); /* comes before any rank writes a file */
     if (status == GT_OK && !t->config.inference && !o->profile) status = connect_gpus(t);
     if (status != GT_OK) return status;
     hy_alive("the model is there, the log comes next");
     if (t->ranks.rank) return GT_OK; /* only rank 0 writes a log */
     const hy_log_point end = {t->steps, t->tokens, t->last_loss};
-    if (*o->resume && t->steps >= o->steps) return hy_log_reopen(&t->log, o->csv, &end); /* keeps the old log whole */
+    if (*o->resume && t->steps >= o->steps) return hy_log_reopen(&t->log, o->csv, &end); /* keeps all its rows */
     return hy_log_open(&t->log, o->csv, *o->resume ? &end : NULL, o->watch);
 }

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Fractional parts of the cube roots of the first 64 primes. */
+/* The first 32 bits of the fractional parts of the cube roots of the first 64 primes. */
 static const uint32_t constants[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -15,7 +15,7 @@ static const uint32_t constants[64] = {
 
 static uint32_t rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
 
-/* The 64 words that a block is stretched to. */
+/* Stretches a block to 64 words. */
 static void stretch(uint32_t *w, const uint8_t *block) {
     for (int i = 0; i < 16; i++)
         w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
@@ -42,7 +42,7 @@ static void add_block(hy_sha256 *s, const uint8_t *block) {
 }
 
 void hy_sha256_start(hy_sha256 *s) {
-    /* fractional parts of the square roots of the first 8 primes */
+    /* the first 32 bits of the fractional parts of the square roots of the first 8 primes */
     static const uint32_t first[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                       0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     memset(s, 0, sizeof *s);

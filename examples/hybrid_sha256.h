@@ -1,4 +1,5 @@
-/* SHA-256, FIPS 180-4.  The trainer uses it as the checksum of model files, and to tell whether two texts are equal. */
+/* SHA-256, as FIPS 180-4 defines it.  The trainer uses it for the checksum of model files, and to tell whether two
+ * texts are equal. */
 #ifndef HYBRID_SHA256_H
 #define HYBRID_SHA256_H
 
@@ -8,7 +9,7 @@
 typedef struct hy_sha256 {
     uint32_t hash[8];
     uint64_t bytes;    /* bytes added so far */
-    uint8_t block[64]; /* the last bytes % 64 of these */
+    uint8_t block[64]; /* the last bytes % 64 bytes, which do not fill a block yet */
 } hy_sha256;
 
 void hy_sha256_start(hy_sha256 *s);

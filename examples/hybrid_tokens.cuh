@@ -1,4 +1,5 @@
-/* Kernels that depend on tokens or their order: embedding, and lerp, the token shift. */
+/* The kernels that depend on tokens or on their order: embedding, and lerp, which contains the token shift.  A block
+ * has 8 warps (hybrid_machine.cuh). */
 #ifndef HYBRID_TOKENS_CUH
 #define HYBRID_TOKENS_CUH
 
@@ -14,10 +15,10 @@ struct EmbeddingParams {
     const void *table, *dy;
     void* y;
     float* sums;
-    int64_t rows; /* per warp */
+    int64_t rows; /* number of rows per warp */
 };
 
-/* grid ceil(M/8), a warp per row */
+/* The grid has ceil(M/8) blocks, with one warp per row. */
 template <class T, int N>
 GT_KERNEL(THREADS, 1)
 embedding_forward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
@@ -31,13 +32,14 @@ embedding_forward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
     }
 }
 
-/* sums[part][v][d] = sum of dy[m][d] over the part's rows m with token v; each warp adds in rising order of m.
- * Grid (V * parts) x ceil(D / 128), block x = v * parts + part; 4 KB of shared memory.  Every block reads its part of
- * the tokens, and of dy only the rows that it adds. */
+/* Computes sums[part][v][d], the sum of dy[m][d] over the part's rows m that have token v.  Each warp adds in rising
+ * order of m.  A block reads the tokens of its part, and only those rows of dy that it adds.
+ *
+ * The grid has (V * parts) x ceil(D / 128) blocks, each with 4 KB of shared memory; block x is v * parts + part. */
 template <class T, int N>
 GT_KERNEL(THREADS, 1)
 embedding_backward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
-    constexpr int AT_ONCE = 8; /* loads in flight */
+    constexpr int AT_ONCE = 8; /* number of loads in flight */
     const int64_t parts = grid_x() / p.V, v = block_x() / parts, part = block_x() % parts;
     const int64_t d = ((int64_t)block_y() * 32 + lane_id()) * N;
     const int64_t first = (part * WARPS + warp_id()) * p.rows;
@@ -88,7 +90,7 @@ static gt_status embedding_backward(hy_backend* be, const hy_embedding_args* a) 
 }
 
 /* ---- lerp -------------------------------------------------------------------------------------
- * A kernel computes COUNT lerps at once: the five of the model together, or a single one. */
+ * A kernel computes COUNT lerps at once: all five data-dependent lerps of the model, or a single lerp. */
 
 struct LerpParams {
     int64_t M, T, D;
@@ -97,10 +99,10 @@ struct LerpParams {
     const float *state_in, *mu;
     void *y, *dx, *dm;       /* dx and dm may be NULL */
     float *state_out, *sums; /* may be NULL */
-    int64_t rows;            /* per warp */
+    int64_t rows;            /* number of rows per warp */
 };
 
-/* x of the token before row `row`.  t is the row's index in its sequence. */
+/* Loads x of the token before row `row`, at columns d, d + 1, ...  t is the row's index in its sequence. */
 template <class T, int N>
 GT_DEV void load_before(float (&before)[N], const LerpParams& p, int64_t row, int64_t t, int64_t d) {
     if (t > 0) {
@@ -111,7 +113,7 @@ GT_DEV void load_before(float (&before)[N], const LerpParams& p, int64_t row, in
     for (int j = 0; j < N; j++) before[j] = p.state_in ? p.state_in[row / p.T * p.D + d + j] : 0.0f;
 }
 
-/* w = mu[i] + m[i] at this row */
+/* Loads the weights of lerp i in this row: w = mu[i] + m[i]. */
 template <class T, int N>
 GT_DEV void load_weight(float (&w)[N], const LerpParams& p, int i, int64_t row, int64_t d) {
     load<float>(w, p.mu, i * p.D + d);
@@ -122,8 +124,8 @@ GT_DEV void load_weight(float (&w)[N], const LerpParams& p, int i, int64_t row, 
     for (int j = 0; j < N; j++) w[j] += m[j];
 }
 
-/* Grid ceil(M/8), one warp per row.  state_in and state_out may be the same array, so the warp that reads a sequence's
- * state_in also writes its state_out. */
+/* The grid has ceil(M/8) blocks, with one warp per row.  state_in and state_out may be the same array, so the warp
+ * that reads a sequence's state_in also writes its state_out. */
 template <class T, int N, int COUNT>
 GT_KERNEL(THREADS, 1)
 lerp_forward_kernel(const GT_GRID_CONSTANT LerpParams p) {
@@ -148,11 +150,11 @@ lerp_forward_kernel(const GT_GRID_CONSTANT LerpParams p) {
     }
 }
 
-/* A warp walks backwards through its rows.  `next` holds the contribution of token t+1 to dx_t.  The warp first
- * computes the contribution of the row after its last one.
+/* A warp walks backwards through its rows.  `next` holds the contribution of token t+1 to dx_t.  So the warp first
+ * computes the contribution of the row that follows its last row.
  *
- * Grid parts x ceil(D / 128); 20 KB of shared memory for five lerps.  Reads x, m and dy once, and 1/rows of them again;
- * writes dx and dm. */
+ * The grid has parts x ceil(D / 128) blocks; five lerps take 20 KB of shared memory.  The kernel reads x, m and dy
+ * once.  It reads one row more per warp, so 1/rows of the data twice.  It writes dx and dm. */
 template <class T, int N, int COUNT>
 GT_KERNEL(THREADS, 1)
 lerp_backward_kernel(const GT_GRID_CONSTANT LerpParams p) {
@@ -204,7 +206,7 @@ lerp_backward_kernel(const GT_GRID_CONSTANT LerpParams p) {
     if (p.sums) write_block_sums(p.sums + (int64_t)block_x() * COUNT * p.D, p.D, dmu);
 }
 
-/* The kernel's parameters for the lerps from index i on. */
+/* Makes the kernel's parameters for the lerps that begin at index i. */
 static LerpParams lerps_from(const hy_lerp_args* a, int64_t i) {
     const int64_t M = a->B * a->T, skip = i * M * a->D * (int64_t)size_of(a->dtype);
     LerpParams p = {};
@@ -222,7 +224,7 @@ static LerpParams lerps_from(const hy_lerp_args* a, int64_t i) {
 template <int COUNT>
 static gt_status lerp_group_forward(const Machine& m, const hy_lerp_args* a, int64_t i) {
     LerpParams p = lerps_from(a, i);
-    if (i + COUNT == a->count) p.state_out = a->state_out; /* the last group: no later one reads state_in */
+    if (i + COUNT == a->count) p.state_out = a->state_out; /* only the last group, since no later one reads state_in */
     const bool fours = in_fours(p.D, p.x, p.m, p.mu, p.y, p.state_out);
     return with_layout(a->dtype, fours, [&](auto l) {
         using L = decltype(l);

@@ -5,12 +5,12 @@
  *     hybrid_config                     options
  *     hybrid_data, hybrid_files         text and batches
  *     hybrid_model, hybrid_ops          the model, and the backend that computes it
- *     hybrid_gates, hybrid_check        health checks; the GPU against the CPU
+ *     hybrid_gates, hybrid_check        health checks; comparison of the GPU with the CPU
  *     hybrid_bench                      measurements
  *     hybrid_calls, hybrid_profile      the time of each call of a step
  *     hybrid_plan                       memory on a GPU that need not be present
- *     hybrid_ranks, hybrid_nccl         several processes; sums over their GPUs
- *     hybrid_log, hybrid_screen         streams and the log; tables on a screen
+ *     hybrid_ranks, hybrid_nccl         several processes; sums of gradients over their GPUs
+ *     hybrid_log, hybrid_screen         output streams and the log; tables on a screen
  *     hybrid_save, hybrid_limit         model files; the memory limit of a container
  *     hybrid_generate                   text from a model */
 #define _XOPEN_SOURCE 700 /* setenv, execvp */
@@ -40,8 +40,8 @@ static void clean_up(trainer *t) {
     hy_paths_free(&t->val);
 }
 
-/* Prints the last error, but only once: closing a stream that cannot be written would report the failure again, without
- * the rank. */
+/* Prints the last error, but only once.  Closing a stream that cannot be written would report the failure again,
+ * without the rank. */
 static int tell(int status) {
     static char told[640];
     char message[sizeof told];
@@ -58,12 +58,12 @@ static int fail(trainer *t, int status) {
     char message[640];
     hy_ranks_meet(&t->ranks, GT_ERROR_VALUE);
     snprintf(message, sizeof message, "%s", hy_last_error());
-    hy_flush_report(); /* finish checks whether it worked */
+    hy_flush_report(); /* finish checks whether this worked */
     hy_fail(GT_ERROR_VALUE, "%s", message);
     return t->ranks.rank ? status : tell(status);
 }
 
-/* Closes the log and the report.  Returns the exit status, which is 1 if some of their text could not be written. */
+/* Closes the log and the report.  Returns the exit status, which is 1 if a part of them could not be written. */
 static int finish(trainer *t, int status) {
     int bad = status == EXIT_BAD_OPTION;
     if (hy_log_close(&t->log) != GT_OK) status = fail(t, EXIT_FAILURE);
@@ -74,14 +74,15 @@ static int finish(trainer *t, int status) {
     return bad ? EXIT_BAD_OPTION : status;
 }
 
-/* Limits how long idle OpenMP threads spin.  By default they spin long, which slows the program down many times when it
- * shares its cores.  No spinning is bad, too: loops here are short, and sleeping and waking took 40 % of the time on
- * two free cores.  So GNU's OpenMP spins for some microseconds; other implementations do not spin.  OpenMP reads its
- * settings before main, so this function sets them and starts the program again. */
+/* Limits how long idle OpenMP threads spin.  By default they spin long, which slows the program down many times if
+ * it shares its cores.  No spinning is bad, too: the loops are short, and sleeping and waking took 40 % of the time
+ * on two free cores.  So GNU's OpenMP spins for some microseconds; other implementations do not spin.
+ *
+ * OpenMP reads its settings before main, so this function sets them and starts the program again. */
 static void stop_spinning(char **argv) {
 #ifdef _OPENMP
     if (!getenv("OMP_WAIT_POLICY") && !setenv("GOMP_SPINCOUNT", "1000", 0) && !setenv("OMP_WAIT_POLICY", "passive", 1))
-        execvp(argv[0], argv); /* if execvp fails the program just continues */
+        execvp(argv[0], argv); /* if execvp fails, the program continues with the default */
 #else
     (void)argv;
 #endif
@@ -97,7 +98,7 @@ static void share_cores(const hy_ranks *ranks) {
 #endif
 }
 
-/* Handles --resume of a run that has no step left.  Its log may lack the last held-out loss. */
+/* Handles --resume of a run that has no step left.  The last row of its log may still lack the held-out loss. */
 static int show_complete(trainer *t) {
     printf("%s: the run is complete, step %lld of %lld; a larger --steps makes it longer\n", t->options.resume,
            (long long)t->steps, (long long)t->options.steps);
@@ -113,8 +114,8 @@ static int show_complete(trainer *t) {
     return 0;
 }
 
-/* Continues on the CPU from the last model file, in a new process, because the failed device may have left this process
- * in any state.  Returns if there is no model file. */
+/* Continues on the CPU from the last model file.  It starts a new process, because the failed device may have left
+ * this process in any state.  Returns only if there is no model file or the start fails. */
 static gt_status fall_back(trainer *t, char *program) {
     hy_options *o = &t->options;
     char *argv[20] = {program};
@@ -140,7 +141,7 @@ static gt_status fall_back(trainer *t, char *program) {
     return hy_fail(GT_ERROR_VALUE, "fallback: %s cannot be started again: %s", program, strerror(errno));
 }
 
-/* Runs the mode that the options name, after set_up.  Returns the exit status. */
+/* Runs the mode that the options select; hy_set_up has done all work before it.  Returns the exit status. */
 static int act(trainer *t, char *program) {
     int differences = 0;
     if (t->options.list_models) {

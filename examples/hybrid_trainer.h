@@ -3,8 +3,8 @@
  * | file             | holds                                                             |
  * |------------------|-------------------------------------------------------------------|
  * | hybrid_setup.c   | work before the first step: device, model file, text, model       |
- * | hybrid_loop.c    | signals, steps, gates, writing the model file                     |
- * | hybrid_report.c  | printing                                                          |
+ * | hybrid_loop.c    | the training run: signals, steps, gates, saving the model         |
+ * | hybrid_report.c  | all printed tables and lines                                      |
  * | hybrid_instead.c | modes other than training                                         |
  * | hybrid_score.c   | --score: questions that a model answers                           |
  * | hybrid_train.c   | main                                                              | */
@@ -20,14 +20,14 @@
 #include "hybrid_screen.h"
 #include "hybrid_watch.h"
 
-enum { SPEED_FROM = 100, SPEED_TO = 500 }; /* steps between which the speed is measured */
+enum { SPEED_FROM = 100, SPEED_TO = 500 }; /* the report's speed is measured between these steps */
 enum { GATES_MAX = 16 };
 #define MIB (1024.0 * 1024.0)
 
-/* A mean loss and the number of tokens that it averages; 0 tokens: not measured. */
+/* A mean loss, and the number of tokens that it averages; 0 tokens: not measured. */
 typedef struct hy_loss {
     double mean;
-    int64_t tokens, bytes; /* bytes that the tokens stand for; 0: not known */
+    int64_t tokens, bytes; /* bytes: number of bytes that the tokens stand for; 0: not known */
 } hy_loss;
 
 typedef struct trainer {
@@ -40,15 +40,15 @@ typedef struct trainer {
     char *prompt;           /* contents of --prompt-file; NULL: use the prompt of the options */
     char data[HY_TEXT_MAX]; /* path of the text */
     hy_paths files, val;    /* files of --data (or the fables that come with the program), and of --val */
-    hy_file file;           /* the model file to read; an empty path: none */
-    int data_is_files;      /* 1: the path of the text comes from the model file */
+    hy_file file;           /* the model file to read; file.path = NULL: none */
+    int data_is_files;      /* 1: the model file gave the path of the text */
     hy_backend *backend;
     char why[256];       /* reason for the choice of device */
-    char transport[256]; /* how ranks with GPUs add up gradients; "": no ranks, or ranks on CPUs */
+    char transport[256]; /* how several ranks on GPUs add up gradients; "": one rank, or ranks on CPUs */
     hy_config config;
     hy_plan plan;
     hy_model *model;
-    hy_batch batch, first; /* this rank's share of the current batch, and of the run's first batch unless resumed */
+    hy_batch batch, first; /* this rank's share of the current batch; and of the first batch, if the run is new */
     hy_tracks tracks;      /* tracks of all ranks */
     double *states;        /* with several ranks: states of all tracks when the run was last saved ... */
     int64_t states_step;   /* ... and the step of that save */
@@ -57,7 +57,7 @@ typedef struct trainer {
     hy_log log;
     hy_screen screen;
     hy_gpu_watch watch;  /* with --watch */
-    double start, shown; /* times of the first step and of the last progress line, in seconds */
+    double start, shown; /* times of the first step and of the last progress line, in seconds of hy_now */
     double earlier;      /* seconds that the run took before it was resumed */
 
     hy_recent recent;
@@ -66,27 +66,27 @@ typedef struct trainer {
     double aside;              /* seconds spent on evaluations and samples */
     double speed_start, speed; /* speed: tokens/s between steps SPEED_FROM and SPEED_TO; 0: not reached */
     int64_t speed_tokens;
-    double waited, waited_of;     /* NCCL: seconds for which the GPU waited for sums, of so many seconds of steps */
-    int64_t replayed;             /* steps of this process, for `waited`; the first two also record graphs */
-    double loss_scale;            /* loss scale of fp16; 1 for other types */
-    int64_t scale_steps;          /* finite steps since the scale last changed */
+    double waited, waited_of; /* NCCL: seconds for which the GPU waited for sums; seconds of these steps in all */
+    int64_t replayed;         /* steps of this process so far; `waited` leaves out the first two, which record graphs */
+    double loss_scale;        /* loss scale of fp16; 1 for other types */
+    int64_t scale_steps;      /* steps without overflow since the scale last changed */
     double first_loss, held_out;  /* held_out: latest point of the held-out curve; below 0: none yet */
     hy_loss final;                /* result of the final evaluation, or of --eval */
     double best;                  /* with --keep-best: the lowest point of the held-out curve ... */
     int64_t best_step;            /* ... and its step; 0: none yet */
     int64_t rows;                 /* windows in memory at once; 0: this rank's share of the batch */
     int64_t saved;                /* step of the last model file; 0: none yet */
-    double last_loss;             /* resumed run: loss of the last step before; NAN: not known */
+    double last_loss;             /* resumed run: loss of the step before it resumed; NAN: not known */
     int64_t resumed;              /* resumed run: step of the model file that --resume names */
-    char older[HY_PATH_MAX + 16]; /* new name of the file that stood at the path of --save; "": none stood there */
+    char older[HY_PATH_MAX + 16]; /* new name of an older file at the path of --save; "": there was none */
     int has_lost_device;          /* 1: the run ended because its device failed */
-    char not_saved[640];          /* why the latest attempt to save failed; "": it did not fail */
-    char text_sum[65];            /* SHA-256 of the text, if a model file is written or resumed, or with ranks */
+    char not_saved[640];          /* why the latest attempt to save failed; "": it succeeded */
+    char text_sum[65];            /* SHA-256 of the text; computed if the run saves, resumes or has several ranks */
     char file_sum[80];            /* checksum of the model file that was read */
     hy_gate gates[GATES_MAX];
     int gate_count, gates_at_start;
     hy_probe probe; /* latest measurements for the gates ... */
-    double ratio;   /* ... and the gradient ratio of that step */
+    double ratio;   /* ... and the RWKV / Mamba ratio of the gradient norms at that step */
 } trainer;
 
 /* ---- hybrid_setup.c -------------------------------------------------------------------------- */
@@ -94,36 +94,39 @@ typedef struct trainer {
 /* "f32", "bf16", "f16" */
 extern const char *const hy_dtype_names[];
 
-/* Does all work before the first step.  program: argv[0]. */
+/* Does all work before the first step.  `program` is argv[0], which helps to find the fables. */
 gt_status hy_set_up(trainer *t, const char *program);
 
-/* Makes a model from the options, in t->model.  If memory is short, the error says how much the model needs. */
+/* Makes a model from the options and stores it in t->model.  If memory is short, the error says how much the model
+ * needs. */
 gt_status hy_create_model(trainer *t, const hy_config *config);
 
 /* ---- hybrid_loop.c --------------------------------------------------------------------------- */
 
-/* Writes the path of --keep-best's file to `path`, which has HY_TEXT_MAX + 8 bytes. */
+/* Gives the path of the file that --keep-best writes; `path` has HY_TEXT_MAX + 8 bytes. */
 void hy_best_path(const hy_options *options, char *path);
 
-/* Trains, then evaluates and saves. */
+/* Trains, saves and evaluates. */
 gt_status hy_run_training(trainer *t);
 
 /* Evaluates a complete run and adds the result to the last row of its log, which hy_log_reopen has opened. */
 gt_status hy_complete_log(trainer *t);
 
-/* The first signal that asked the run to end; 0: none.  With ranks: the first that any rank had at the latest exchange.
- * */
+/* Returns the first signal that asked the run to end; 0: none.  With several ranks it is a signal that any rank had
+ * reported at the latest exchange. */
 int hy_interrupted(const trainer *t);
 
-/* Restores the run of the model file. */
+/* Restores the run that the model file stores. */
 gt_status hy_resume_run(trainer *t);
 
 /* Installs signal handlers: the first signal asks the run to end. */
 void hy_catch_signals(trainer *t);
 
-/* Measures t->final over the first --final-eval-tokens held-out tokens (0: all), in whole batches, and shows progress.
- * The first signal ends the evaluation with the result so far.  *point, if not NULL, gets the mean over the first
- * `limit` tokens (0: as many as t->final), or NAN if a signal came before that. */
+/* Measures the final held-out loss, t->final, and shows the progress.  It uses whole batches with at least
+ * --final-eval-tokens held-out tokens (0: all tokens).  The first signal ends the evaluation with the result so far.
+ *
+ * *point, if point is not NULL, gets the mean over whole batches with at least `limit` tokens (0: the same tokens as
+ * t->final).  It is NAN if a signal came before that. */
 gt_status hy_evaluate(trainer *t, int64_t limit, double *point);
 
 /* ---- hybrid_report.c -------------------------------------------------------------------------- */
@@ -134,13 +137,13 @@ typedef struct hy_phrase {
     char text[64];
 } hy_phrase;
 
-hy_phrase hy_grouped(int64_t n);        /* 1234567 as 1,234,567 */
-hy_phrase hy_part_of(const trainer *t); /* which part of the text is held out */
+hy_phrase hy_grouped(int64_t n);        /* formats 1234567 as 1,234,567 */
+hy_phrase hy_part_of(const trainer *t); /* says which part of the text is held out */
 int hy_recent_count(const hy_recent *r);
 double hy_recent_mean(const hy_recent *r, const double *values);
 gt_status hy_flush_report(void); /* flushes standard output */
 
-enum { START = 12, FINAL = 15 }; /* columns where the entries of the first and the last table begin */
+enum { START = 12, FINAL = 15 }; /* columns where the texts of the first and of the last table begin */
 
 void hy_print_models(const trainer *t);
 void hy_print_start(const trainer *t);
@@ -150,13 +153,13 @@ gt_status hy_print_evaluation(trainer *t, const hy_loss *so_far, int64_t tokens,
 gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, double lr, const hy_probe *probe);
 gt_status hy_print_gates(const trainer *t, const char *when, int first);
 gt_status hy_print_sample(trainer *t);
-gt_status hy_print_text(trainer *t); /* for --generate */
+gt_status hy_print_text(trainer *t); /* prints the text of --generate */
 void hy_print_loss(const trainer *t);
 void hy_print_final(const trainer *t);
 
 /* ---- hybrid_instead.c -------------------------------------------------------------------------- */
 
-/* Compares one step on the device with one on the CPU.  *failures counts the tensors that differ. */
+/* Compares one training step on the device with the same step on the CPU.  *failures counts the tensors that differ. */
 gt_status hy_check_device(trainer *t, int *failures);
 gt_status hy_bench_models(trainer *t);
 gt_status hy_plan_models(trainer *t); /* plans the model that the options describe, or all models */

@@ -1,5 +1,6 @@
-/* The CPU twins for the trainer.  They have the same sources as the gt_ref_... functions, but use an exp that compilers
- * vectorise.  The build compiles this file per instruction set, with names hy_base_... or hy_avx2_.... */
+/* Compiles the CPU twins (reference functions) for the trainer.  They have the same sources as the gt_ref_...
+ * functions, but use an exp that compilers can vectorise.  The build compiles this file once for each instruction
+ * set; the functions' names begin with hy_base_ or hy_avx2_. */
 #include "hybrid_isa.h"
 #include "hybrid_math.h"
 

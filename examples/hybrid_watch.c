@@ -13,22 +13,22 @@ typedef struct nvml_bytes {
     unsigned long long total, free, used;
 } nvml_bytes;
 
-/* The NVML functions that this file calls, as declared in NVIDIA's NVML API Reference Guide.  They return 0 on success.
- * */
+/* The NVML functions that this file calls, as NVIDIA's NVML API Reference Guide declares them.  They return 0 on
+ * success. */
 struct hy_nvml {
     int (*init)(void);
     int (*shutdown)(void);
     const char *(*error)(int);
     int (*find)(const char *pci, void **device);
     int (*utilization)(void *device, nvml_percent *percent);
-    int (*temperature)(void *device, int sensor, unsigned *celsius); /* sensor 0: the GPU */
+    int (*temperature)(void *device, int sensor, unsigned *celsius); /* sensor 0 is the GPU */
     int (*power)(void *device, unsigned *milliwatts);
     int (*memory)(void *device, nvml_bytes *bytes);
 };
 
 static const char library_name[] = "libnvidia-ml.so.1";
 
-/* Finds a function of the library.  Returns 0 if there is no such function. */
+/* Finds a function of the library.  Returns 0 if the library has no such function. */
 static int find(void *library, const char *name, void *function) {
     void *found = dlsym(library, name);
     memcpy(function, &found, sizeof found); /* ISO C has no cast from an object pointer to a function pointer */
@@ -59,7 +59,7 @@ gt_status hy_watch_open(hy_gpu_watch *watch, const char *pci) {
     return GT_OK;
 }
 
-/* Adds a reading to the mean and the largest number. */
+/* Adds number i of a reading to its mean and to its largest value. */
 static void add(hy_gpu_watch *w, int i, double now, double *mean, double *most) {
     if (isnan(now)) return;
     *mean += (now - *mean) / (double)++w->known[i];

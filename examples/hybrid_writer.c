@@ -17,16 +17,16 @@
     } while (0)
 
 enum { DIGITS = 64, ROOM = 1 << 16 };
-static const char first_text[] = "{\"__metadata__\":{\"checksum\":\"sha256:"; /* the start of every header */
+static const char first_text[] = "{\"__metadata__\":{\"checksum\":\"sha256:"; /* every header starts with this text */
 
 struct hy_file_writer {
-    char *path, *beside; /* path: the final name; beside: PATH.tmp, where the writer writes */
-    int file;            /* descriptor of beside; -1: not open */
-    int is_new;          /* 1: the writer has created beside */
+    char *path, *beside; /* path: the final name; beside: the file PATH.tmp, which the writer writes */
+    int file;            /* descriptor of the file `beside`; -1: not open */
+    int is_new;          /* 1: the writer has created the file `beside` */
     mode_t mode;
-    int replaces;          /* 1: there is a file at path, with this mode, to replace */
+    int replaces;          /* 1: a file with this mode exists at `path`, and the new file will replace it */
     char *texts, *tensors; /* JSON of the metadata and of the tensors */
-    int64_t data, written; /* bytes of data announced, and written */
+    int64_t data, written; /* bytes of data: all tensors together; written so far */
     int64_t checksum_at;   /* offset of the checksum's digits in the file */
     hy_sha256 sum;
     char buffer[ROOM];
@@ -43,7 +43,7 @@ static gt_status no_memory(const hy_file_writer *w) {
 
 /* ---- opening ------------------------------------------------------------------------------- */
 
-/* Sets the final name: the path itself, or the file that a link leads to, so that the link stays. */
+/* Sets the final name.  It is the path itself, or the file that a link leads to, so that the link stays. */
 static gt_status find_place(hy_file_writer *w, const char *path) {
     struct stat about;
     if (stat(path, &about) == 0) {
@@ -65,8 +65,8 @@ static gt_status find_place(hy_file_writer *w, const char *path) {
     return GT_OK;
 }
 
-/* Returns whether a killed program or a loss of power may have left this PATH.tmp: it is empty, or begins like our
- * files. */
+/* Returns whether PATH.tmp may be left over from a killed program or a loss of power.  Such a file is empty, or
+ * begins with zeros or with the start of our header. */
 static int is_left_over(int file) {
     static const char nothing[8 + sizeof first_text - 1];
     char bytes[sizeof nothing];
@@ -76,8 +76,8 @@ static int is_left_over(int file) {
            (!memcmp(bytes + 8, first_text, sizeof bytes - 8) || !memcmp(bytes, nothing, sizeof bytes));
 }
 
-/* Opens PATH.tmp and locks it, without changing it.  Takes over a PATH.tmp that a killed program has left; fails if
- * another program is writing it.  *again: 1 if PATH.tmp was renamed or removed before this program had the lock. */
+/* Opens PATH.tmp and locks it, without changing it.  Takes over a PATH.tmp that a killed program has left.  Fails if
+ * another program is writing it.  *again is 1 if PATH.tmp was renamed or removed before this program had the lock. */
 static gt_status open_beside(hy_file_writer *w, int *again) {
     const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
     struct stat ours, there;
@@ -171,7 +171,7 @@ gt_status hy_writer_fits(const char *path, const char *reads) {
 
 /* ---- the header ---------------------------------------------------------------------------- */
 
-/* Appends `more` to *text and reallocates it; *text = NULL is "". */
+/* Appends `more` to *text, which it reallocates; *text = NULL stands for "". */
 static gt_status append(const hy_file_writer *w, char **text, const char *more) {
     size_t n = *text ? strlen(*text) : 0, m = strlen(more);
     char *larger = realloc(*text, n + m + 1);
@@ -287,7 +287,7 @@ gt_status hy_writer_data(hy_file_writer *w, const void *bytes, size_t count) {
     return put(w, bytes, count);
 }
 
-/* Writes the digits of the checksum over the zeros in their place. */
+/* Writes the digits of the checksum into the file, over the zeros in their place. */
 static gt_status put_checksum(hy_file_writer *w) {
     char hex[DIGITS + 1];
     TRY(flush(w));
@@ -303,7 +303,7 @@ static gt_status sync_folder(const hy_file_writer *w) {
     char *slash = strrchr(folder, '/');
     if (slash) slash[slash == folder] = 0;
     int file = open(slash ? folder : ".", O_RDONLY | O_CLOEXEC);
-    int bad = file < 0 || (fsync(file) && errno != EINVAL); /* EINVAL: this system needs none */
+    int bad = file < 0 || (fsync(file) && errno != EINVAL); /* EINVAL: this system does not sync folders */
     int error = errno;
     if (file >= 0) close(file);
     free(folder);
