@@ -167,7 +167,7 @@ static void print_saving(const trainer *t) {
 }
 
 /* Describes the sizes of a model in words. */
-static struct sizes { char text[256]; } sizes_of(const hy_config *c) {
+static struct sizes { char text[320]; } sizes_of(const hy_config *c) {
     struct sizes out;
     char rwkv[64] = "", mamba[128] = "", ffn[32] = "no FFN";
     if (c->mix != HY_MIX_MAMBA) snprintf(rwkv, sizeof rwkv, ", RWKV heads %d x %d", c->heads, c->hidden / c->heads);
