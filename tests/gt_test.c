@@ -675,8 +675,8 @@ static size_t offset_of(const place *p, int64_t i) {
 
 static int64_t row_length(const place *p) { return p->size[p->rank - 1]; }
 
-/* Returns the address of element `at` in packed order, where a row of elements starts.  *step: the distance in bytes
- * from element to element of this row. */
+/* Returns the address of a row of elements.  at: the index, in packed order, of the row's first element.  *step: the
+ * distance in bytes from element to element of this row. */
 static char *row_at(const place *p, char *memory, int64_t at, size_t *step) {
     *step = (size_t)(p->stride[p->rank - 1] * p->element);
     return memory + offset_of(p, at);

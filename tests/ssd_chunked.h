@@ -9,7 +9,7 @@
 enum { CHUNKED_T = 448, CHUNKED_H = 4, CHUNKED_P = 12, CHUNKED_N = 20 };
 
 /* Computes the results of gt_ssd_forward and gt_ssd_backward with B = 1.  Arrays hold packed doubles.  G and segments
- * must be at least 1.  Dskip, z, dt_bias, state_in and dstate_out may be NULL, and dz without z. */
+ * must be at least 1.  Dskip, z, dt_bias, state_in and dstate_out may be NULL.  Without z, dz must be NULL. */
 void ssd_chunked_forward(const gt_ssd_args *a);
 void ssd_chunked_backward(const gt_ssd_args *a);
 

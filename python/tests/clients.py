@@ -230,7 +230,8 @@ def serve(model, inputs, _):
 
 @torch.no_grad()
 def generate(model, inputs, other):
-    """Greedy generation from a padded prompt.  The plain code is made to generate the same tokens."""
+    """Greedy generation from a padded prompt.  other: the results on gt_kernels, whose tokens the plain code then
+    takes, or None: the model chooses its tokens."""
     ids, mask = inputs.ids[:, :inputs.prompt], inputs.mask[:, :inputs.prompt]
 
     def choose(sequences, scores):

@@ -342,7 +342,7 @@ def disagreements():
 
 
 def once_per_call():
-    """Counts the exchanges of calls, and their numbers."""
+    """Checks how many messages a call exchanges, and how many numbers each message has."""
     header, counts, inner = 2 * (14 + 2), [], dist.all_gather_into_tensor
 
     def count(out, message, group):

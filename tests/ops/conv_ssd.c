@@ -43,7 +43,7 @@ static const test_bad_value bad_values[] = {BAD_RESERVED(conv_ssd, state_dtype),
 
 static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map) {
     test_fill_ssm(c->args.conv_ssd.softplus, t, f, map);
-    if (!strcmp(t->name, "weight")) f->spread = 0.4; /* such small weights keep c in the range of xBC */
+    if (!strcmp(t->name, "weight")) f->spread = 0.4; /* the convolution's output stays in the range of xBC */
     if (!strcmp(t->name, "bias")) f->spread = 0.3;
 }
 

@@ -1,6 +1,6 @@
 /* gt/ssd/sm90/forward_maps.cuh - ssd forward on compute capability 9.0 if many heads share B and C
- * (has_sizes_of_maps()).  Another kernel first converts B and C to f16, once for all blocks.  So the producer's work is
- * only for its own units.  The results equal those of forward_hopper_kernel bit for bit.  conv_ssd's kernel
+ * (has_sizes_of_maps()).  Another kernel first converts B and C to f16, once for all blocks, so that the producer
+ * converts neither.  The results equal those of forward_hopper_kernel bit for bit.  conv_ssd's kernel
  * (gt/fused/conv_ssd_sm90.cuh) uses the same producer, and convolves x between producer and consumers.
  *
  * group_rows_kernel     A block takes a chunk of B or C of a group, 64 tokens.  It stores the tile as f16 with a power

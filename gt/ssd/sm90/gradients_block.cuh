@@ -550,8 +550,8 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
 
 /* ---- rows of a warp, operands ----------------------------------------------------------------------------------- */
 
-/* A warp's rows of a product: 16 rows, from 16 warp on, where warp is the index in the warpgroup.  A lane has rows
- * `row` and row + 8, and columns 2 j and 2 j + 1 of every 8 columns. */
+/* A warp's rows of a product: rows 16 w to 16 w + 15 for warp w of its warpgroup.  A lane has rows `row` and row + 8,
+ * and columns 2 j and 2 j + 1 of every 8 columns. */
 struct WarpRows {
     int warp, g, j, row;
     uint32_t address0;
