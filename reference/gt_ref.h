@@ -374,9 +374,9 @@ static inline gt_status ref_sums(double **sums, int64_t count) {
 #endif
 static inline real ref_exp(real x) { return GT_REF_EXP(x); }
 
-/* Returns exp(a).  A growth may exceed a real although its product with a small state does not.  In that case the
- * function returns minus the fourth root of exp(a), and ref_carry multiplies by the root four times.  The root is
- * finite, so 0 stays 0. */
+/* Returns exp(a).  For a large a, exp(a) may overflow the type `real` although its product with a small state does not.
+ * So above a limit the function returns -exp(a / 4), and ref_carry multiplies the state by exp(a / 4) four times.  This
+ * factor is finite, so a state of 0 stays 0. */
 static inline real ref_decay(real a) {
     real d;
     if (!(a > (sizeof(real) == sizeof(float) ? 80 : 700))) return ref_exp(a);

@@ -169,13 +169,13 @@ GT_DEV float largest_in_row(uint32_t tile, int row) {
     return most;
 }
 
-/* A pair of T times a power of two, as f16. */
+/* Multiplies a pair of numbers of type T by `power`, a power of two, and converts the products to f16. */
 template <class T>
 GT_DEV uint32_t scaled_f16(uint32_t pair, float power) {
     return pack_f16(Element<T>::lo(pair) * power, Element<T>::hi(pair) * power);
 }
 
-/* Four pairs of T times a power of two, as f16. */
+/* The same for four pairs. */
 template <class T>
 GT_DEV uint4 scaled_f16(const uint4& pairs, float power) {
     uint32_t x[4] = {pairs.x, pairs.y, pairs.z, pairs.w};

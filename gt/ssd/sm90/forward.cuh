@@ -845,8 +845,8 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
                                   else
                                       return count;
         };
-        /* Whether the tensor map stores y of a chunk; one warp per unit starts it.  Otherwise, for short chunks and
-         * without a map, threads store y by rows. */
+        /* Returns whether y of a chunk is stored through the tensor map.  One warp per unit starts such a store.
+         * Without a map, and for a short last chunk of a packed sequence, threads store y row by row. */
         const auto by_map = [&](int chunk) {
             return p.has_y_map &&
                    (chunk + 1 < chunks() || !in.sequences.cu_seqlens || me.cursor().tokens(chunk) == CHUNK);
