@@ -54,6 +54,7 @@ int main(int argc, char **argv) {
     }
     free(logits);
     hy_model_destroy(model);
+    cpu->close(cpu);
     hy_file_close(&file);
     return token == -2 || fflush(stdout) || ferror(stdout);
 }
