@@ -1138,7 +1138,7 @@ GT_REF_FUNCTION gt_status gt_ref_wkv4_backward(const gt_wkv4_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv4_step(const gt_wkv4_args *args);
 
 /* ---- states of int8 -----------------------------------------------------------------------------------------
- * A step of wkv6 and ssd takes states of int8, other functions take fp32.  gt_quantize_states converts B states of fp32
+ * A step of wkv6 and ssd takes states of int8, no other function does.  gt_quantize_states converts B states of fp32
  * to int8 and scales, as a step stores them, rounded to nearest.  gt_dequantize_states converts them back.  The fp32
  * states are packed.  The int8 states and their scales are rows of pools, as state_out and state_scale of a step. */
 typedef struct gt_int8_states_args {

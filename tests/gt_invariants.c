@@ -769,7 +769,7 @@ static void round_states(const test_case *c, const test_values *in, gt_dtype dty
     }
 }
 
-void test_small_states_agree(const test_runner *r, const test_case *c, int kind) {
+static void check_small_states(const test_runner *r, const test_case *c, int kind) {
     static const char *const arrays[] = {"rounding_seed", "rounding_steps"};
     const gt_op *op = test_table(c);
     const gt_dtype dtype = kind % 2 ? GT_BF16 : GT_F16;
@@ -795,6 +795,17 @@ void test_small_states_agree(const test_runner *r, const test_case *c, int kind)
     if (has_pool) clear_without_row(c, &in, &expected);
     test_same(r, &small, GT_FORWARD, "forward with fp32 states, rounded", &got, &expected, 0);
     test_free(&in), test_free(&rounding), test_free(&got), test_free(&expected);
+}
+
+/* Checks packed sequences also with room for one sequence, and none there: no state may be written. */
+void test_small_states_agree(const test_runner *r, const test_case *c, int kind) {
+    const int64_t capacity = 1;
+    test_case none = *c;
+    check_small_states(r, c, kind);
+    if (!test_is_packed(c) || lacks(c, "seq_count")) return;
+    memcpy((char *)&none.args + test_table(c)->fields.seq_capacity, &capacity, sizeof capacity);
+    none.packed.count = 0, none.packed.lengths = NULL;
+    check_small_states(r, &none, kind);
 }
 
 /* ---- step ------------------------------------------------------------------------------------ */

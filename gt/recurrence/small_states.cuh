@@ -70,7 +70,7 @@ GT_DEV void each_state_tile(const SmallStatesParams& p, const Take& take) {
     const int64_t tiles = state_tiles(p.shape);
     for (int64_t item = block_x(); item < p.count * tiles; item += grid_x()) {
         const int64_t s = item / tiles;
-        if (p.count > 1 && !sequence_exists(q, s)) return;
+        if (!sequence_exists(q, s)) return;
         take(s, q.pool.slots ? pool_row(q.pool, s) : s, StateTile<VECTORS>{p.shape, item % tiles * STATE_TILE});
     }
 }
@@ -181,6 +181,7 @@ class WideStates {
         if (!is_needed_ || !(p_.in || p_.slots)) return GT_OK;
         SmallStatesParams p = p_;
         p.count = is_shared_ ? 1 : count_;
+        if (is_shared_) p.sequences = Sequences(); /* the shared state is converted even if there is no sequence */
         p.wide = is_shared_ ? wide_ + count_ * p.wide_stride : wide_;
         return run_states("recurrence load_states_kernel", load_states_kernel<true>, load_states_kernel<false>, p,
                           device, stream);
