@@ -341,10 +341,10 @@ gt_status hy_bench_run(hy_bench *b) {
         TRY(hy_copy_speed(b->backend, &b->copy_speed));
         snprintf(copies, sizeof copies, "copies %.0f GB/s, read and written; ", b->copy_speed * 1e-9);
     }
-    printf("# %s; %s%s%smean of %lld runs after %lld, by %s%s%s\n", b->backend->device, b->backend->software,
-           *b->backend->software ? "; " : "", copies, (long long)b->options.bench_runs, (long long)warm_up_of(b),
-           b->backend->stop_clock ? "the device's clock" : "the wall's clock", commit ? "; commit " : "",
-           commit ? commit : "");
+    printf("# %s; %s%s%smean of %lld runs after %lld untimed ones, by %s%s%s\n", b->backend->device,
+           b->backend->software, *b->backend->software ? "; " : "", copies, (long long)b->options.bench_runs,
+           (long long)warm_up_of(b), b->backend->stop_clock ? "the device's clock" : "the wall clock",
+           commit ? "; commit " : "", commit ? commit : "");
     puts("model,device,dtype,pass,batch,seq,parameters,tokens_per_s,tokens_per_s_per_parameter,latency_ms,peak_mib,"
          "kb_per_token,tokens_per_s_per_1000_parameters,deviation_ms,model_mib,model_kib_per_token,cpu_speedup,"
          "max_difference,first_loss,last_loss,mean_gradient,floor_ms");

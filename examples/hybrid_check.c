@@ -324,8 +324,7 @@ gt_status hy_check(hy_backend *device, hy_backend *truth, const hy_config *confi
                .unit = units[device->dtype],
                .out = out};
     gt_status status = create_models(&c, device);
-    if (status == GT_OK && out)
-        fprintf(out, "tensor: relative error on %s, and the most that is allowed\n", device->device);
+    if (status == GT_OK && out) fprintf(out, "tensor: relative error on %s, and its limit\n", device->device);
     if (status == GT_OK) status = check_batch(&c);
     if (status == GT_OK && out) fprintf(out, "%d over the limit\n", c.failures);
     *failures = c.failures;

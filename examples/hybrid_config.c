@@ -48,176 +48,185 @@ static const char *const answers[] = {"yes", "no", "true", "false", "on", "off",
 static const row rows[] = {
     {"Data", .kind = SECTION},
     {"data", PATH, AT(data), "FILE", "",
-     .help = "any text, read as bytes; a folder means its files in the order of their names; A,B means several files "
-             "or folders, one after the other; without it the fables in examples/data"},
-    {"shuffle", FLAG, AT(shuffle), NULL, "no", .help = "read the files of --data in an order that --seed draws"},
+     .help = "the text to train on, read as bytes; a folder means all its files, in the order of their names; A,B "
+             "means several files or folders, one after the other; default: the fables in examples/data"},
+    {"shuffle", FLAG, AT(shuffle), NULL, "no",
+     .help = "read the files of --data in a random order, which depends on --seed"},
     {"val", PATH, AT(val), "FILE", "",
-     .help = "hold out this text, as --data names one, and train on all of --data; with --eval alone: its loss"},
+     .help = "hold out this text, which may be files or a folder as in --data, and train on all of --data; with "
+             "--eval: evaluate this text"},
     {"held-out", NUMBER, AT(held_out), "X", "0.1", NULL, 1e-6, 0.9, 0, NULL,
-     "share of the text that is held out, without --val"},
+     "share of the text to hold out if there is no --val"},
     {"separator", STRING, AT(separator), "TEXT", "",
-     .help = "what ends a document, for --stateful; empty: two or more blank lines, or a form feed"},
+     .help = "the text that ends a document, for --stateful and --end-symbol; empty: two or more blank lines, or a "
+             "form feed"},
     {"end-symbol", FLAG, AT(end_symbol), NULL, "no",
-     .help = "what ends a document is one symbol of its own, which is learnt as others are"},
+     .help = "represent the end of a document by an extra symbol, which the model learns like any other symbol"},
     {"tokens", CHOICE, AT(tokens), "KIND", "bytes", NULL, 0, 0, 0, token_kinds,
-     "what --data holds: bytes, or tokens as little-endian numbers of 16 or 32 bits: bytes, uint16, uint32"},
+     "what --data contains: bytes, or tokens as little-endian numbers of 16 bits (uint16) or 32 bits (uint32)"},
     {"vocab", WHOLE, AT(vocab), "N", "0", NULL, 0, HY_VOCAB_MAX, 1, NULL,
-     "number of different tokens, if they are numbers; 0: the largest of the file and 1"},
+     "number of different tokens, for --tokens uint16 or uint32; 0: the largest token in the file plus 1"},
     {"end-token", WHOLE, AT(end_token), "N", "-1", NULL, -1, HY_VOCAB_MAX, 1, NULL,
-     "the token that ends a document, if they are numbers; -1: there is none"},
+     "the token that ends a document, for --tokens uint16 or uint32; -1: there is none"},
     {"split", CHOICE, AT(split), "KIND", "tail", NULL, 0, 0, 0, splits,
-     "what is held out: the end of the text, or of each of --batch tracks of it: tail, tracks"},
+     "what to hold out: the end of the text (tail), or cut the text into --batch tracks and hold out the end of each "
+     "(tracks)"},
     {"table", PATH, AT(table), "FILE", "",
-     .help = "what tokens that are numbers stand for, written by tools/tokenize_text.py: samples print as text, losses "
-             "also in bits per byte"},
+     .help = "the text of each token, for --tokens uint16 or uint32; tools/tokenize_text.py writes this file; samples "
+             "then print as text, and losses also in bits per byte"},
 
     {"Model", .kind = SECTION},
     {"model", MODEL, AT(model), "NAME", "1M", "HY", .help = "see --list-models"},
-    {"hidden", WHOLE, AT(hidden), "N", "0", NULL, 0, 8192, 16, NULL,
-     "channels, a multiple of 16; 0: as the model says"},
-    {"layers", WHOLE, AT(layers), "N", "0", NULL, 0, HY_MAX_LAYERS, 1, NULL, "0: as the model says"},
+    {"hidden", WHOLE, AT(hidden), "N", "0", NULL, 0, 8192, 16, NULL, "channels, a multiple of 16; 0: those of --model"},
+    {"layers", WHOLE, AT(layers), "N", "0", NULL, 0, HY_MAX_LAYERS, 1, NULL, "layers; 0: those of --model"},
     {"heads", WHOLE, AT(heads), "N", "0", NULL, 0, 4096, 1, NULL,
-     "heads of RWKV, a divisor of the channels; 0: as the model says, or heads of 32 with another --hidden"},
-    {"head-size", WHOLE, AT(head_size), "N", "0", NULL, 0, 256, 1, NULL, "the same as channels of a head"},
+     "heads of RWKV, a divisor of the channels; 0: those of --model, or heads of 32 channels if --hidden is given"},
+    {"head-size", WHOLE, AT(head_size), "N", "0", NULL, 0, 256, 1, NULL,
+     "channels of a head of RWKV; another way to choose --heads"},
     {"d-state", WHOLE, AT(d_state), "N", "0", NULL, 0, 256, 8, NULL,
-     "state size of Mamba, a multiple of 8; 0: 64, of Mamba-1 16"},
-    {"expand", WHOLE, AT(expand), "N", "0", NULL, 0, 8, 1, NULL, "inner channels of Mamba over --hidden; 0: 2"},
+     "state size of Mamba, a multiple of 8; 0: 64, or 16 in Mamba-1"},
+    {"expand", WHOLE, AT(expand), "N", "0", NULL, 0, 8, 1, NULL,
+     "inner channels of Mamba, as a multiple of --hidden; 0: 2"},
     {"d-conv", WHOLE, AT(d_conv), "N", "0", NULL, 0, 4, 1, NULL, "width of Mamba's convolution, 2 to 4; 0: 4"},
     {"mamba-head", WHOLE, AT(mamba_head), "N", "0", NULL, 0, 256, 1, NULL,
-     "channels of a head of Mamba-2; 0: 64, or 32 or 16 where that does not divide"},
+     "channels of a head of Mamba-2; 0: 64, or 32 or 16 if 64 does not divide the inner channels"},
     {"ffn", WHOLE, AT(ffn), "N|none", "0", NULL, 0, 16, 1, none,
-     "inner channels of the FFN over --hidden; 0: 4; none: the layers have no FFN"},
+     "inner channels of the FFN, as a multiple of --hidden; 0: 4; none: the layers have no FFN"},
     {"untied", FLAG, AT(untied), NULL, "no",
-     .help = "the output head has its own weights; otherwise it reads those of the embedding"},
+     .help = "give the output head its own weights; otherwise it uses the weights of the embedding"},
 
     {"Training", .kind = SECTION},
     {"steps", WHOLE, AT(steps), "N", "400", "300", 1, BIG, 1, NULL, "optimiser steps"},
     {"batch", WHOLE, AT(batch), "N", "8", "16", 1, 65536, 1, NULL,
-     "windows per step, of all ranks together; of --generate: samples (1)"},
+     "windows per step, of all ranks together; with --generate: number of samples, by default 1"},
     {"seq", WHOLE, AT(seq), "N", "64", "128", 1, 1048576, 1, NULL, "tokens per window"},
     {"lr", NUMBER, AT(lr), "X", "0.004", "0.002", 0, 10, 0, NULL, "highest learning rate"},
     {"micro-batch", WHOLE, AT(micro_batch), "N|auto", "0", NULL, 0, 65536, 1, automatic,
-     "windows that are in memory at once, a divisor of those of a rank, whose gradients are added up; 0: all; auto: as "
-     "many as fit"},
+     "windows in memory at once, a divisor of the windows of a rank; the gradients of all parts are added up; 0: all "
+     "windows; auto: as many as fit"},
     {"schedule", CHOICE, AT(schedule), "NAME", "cosine", NULL, 0, 0, 0, schedules,
-     "of the learning rate after the warm-up: cosine, constant, or wsd (constant, then linear to --min-lr)"},
-    {"decay-steps", WHOLE, AT(decay_steps), "N", "steps / 5", NULL, 1, BIG, 1, NULL, "the last steps of wsd"},
-    {"min-lr", NUMBER, AT(min_lr), "X", "lr / 10", NULL, 0, 10, 0, NULL, "where it ends, unless constant"},
+     "course of the learning rate after the warm-up: cosine, constant, or wsd (constant, then linear to --min-lr)"},
+    {"decay-steps", WHOLE, AT(decay_steps), "N", "steps / 5", NULL, 1, BIG, 1, NULL,
+     "with --schedule wsd: the number of last steps in which the learning rate falls"},
+    {"min-lr", NUMBER, AT(min_lr), "X", "lr / 10", NULL, 0, 10, 0, NULL,
+     "final learning rate, unless --schedule is constant"},
     {"warmup", WHOLE, AT(warmup), "N", "steps / 20", NULL, 0, BIG, 1, NULL,
      "steps in which the learning rate rises from 0"},
-    {"weight-decay", NUMBER, AT(weight_decay), "X", "0.1", NULL, 0, 10, 0, NULL, "of AdamW, on matrices"},
-    {"beta1", NUMBER, AT(beta1), "X", "0.9", NULL, 0, 0.999999, 0, NULL, "of AdamW"},
-    {"beta2", NUMBER, AT(beta2), "X", "0.95", NULL, 0, 0.999999, 0, NULL, "of AdamW"},
-    {"eps", NUMBER, AT(eps), "X", "1e-8", NULL, 1e-30, 1, 0, NULL, "of AdamW"},
+    {"weight-decay", NUMBER, AT(weight_decay), "X", "0.1", NULL, 0, 10, 0, NULL,
+     "weight decay of AdamW, for matrices only"},
+    {"beta1", NUMBER, AT(beta1), "X", "0.9", NULL, 0, 0.999999, 0, NULL, "beta1 of AdamW"},
+    {"beta2", NUMBER, AT(beta2), "X", "0.95", NULL, 0, 0.999999, 0, NULL, "beta2 of AdamW"},
+    {"eps", NUMBER, AT(eps), "X", "1e-8", NULL, 1e-30, 1, 0, NULL, "epsilon of AdamW"},
     {"dropout", NUMBER, AT(dropout), "X", "0", NULL, 0, 0.95, 0, NULL,
-     "share that training leaves out of the embedding, both branches and the FFN"},
+     "share of numbers that training sets to 0 in the embedding, both branches and the FFN"},
     {"ema", NUMBER, AT(ema), "X", "0", NULL, 0, 0.999999, 0, NULL,
-     "factor of a moving average of the weights, which evaluations and samples take; 0: none"},
+     "factor of a moving average of the weights, which evaluations and samples use; 0: no average"},
     {"clip", NUMBER, AT(clip), "X", "1", NULL, 0, BIG, 0, NULL, "largest gradient norm; 0: no clipping"},
-    {"seed", WHOLE, AT(seed), "N", "1", NULL, 0, SEED_MAX, 1, NULL, "of the weights, the batches and the sample"},
+    {"seed", WHOLE, AT(seed), "N", "1", NULL, 0, SEED_MAX, 1, NULL, "seed of the weights, the batches and the sample"},
     {"stateful", FLAG, AT(stateful), NULL, "no",
-     .help = "cut the text into one track per window of the batch; each batch goes on where the last "
-             "one ended, with its states; a document end resets them"},
+     .help = "cut the text into one track per window of the batch; each batch continues where the last one ended, with "
+             "its states; the end of a document resets them"},
     {"recompute", FLAG, AT(recompute), NULL, "no",
-     .help = "keep each layer's input alone, and run the layer again for backward: a fraction of the memory, more "
-             "time, the same numbers"},
+     .help = "keep only the input of each layer, and compute the layer again in backward: this needs a fraction of the "
+             "memory and more time; the numbers stay the same"},
     {"fuse", CHOICE, AT(fuse), "NAME", "wkv_ssm", NULL, 0, 0, 0, fused,
-     "which operators of RWKV-6 beside Mamba-2 are one call, with the same numbers: wkv_ssm (both recurrences), or "
-     "conv_ssd (convolution and Mamba-2's), which takes less memory"},
+     "which operators one call computes in models with RWKV-6 and Mamba-2: wkv_ssm (both recurrences), or conv_ssd "
+     "(the convolution and the recurrence of Mamba-2), which needs less memory; the numbers are the same"},
 
     {"Model files", .kind = SECTION},
     {"save", PATH, AT(save), "FILE", "",
-     .help = "write the model and the state of the run to FILE: every --save-every steps, at the "
-             "end, and when a signal (Ctrl-C, SIGTERM, SIGHUP) ends the run; a second signal, at "
-             "least two seconds after the first, ends it at once; an older FILE is renamed to "
-             "FILE.1, or to the first free number, unless --resume names the same file"},
+     .help = "write the model and the state of the run to FILE: every --save-every steps, at the end, and when a "
+             "signal (Ctrl-C, SIGTERM, SIGHUP) ends the run; a second signal, at least two seconds after the first, "
+             "ends the run at once; an older FILE is renamed to FILE.1, or to the first free number, unless --resume "
+             "names the same file"},
     {"save-every", WHOLE, AT(save_every), "N", "100", "1000", 0, BIG, 1, NULL,
-     "steps between savings; 0: at the end only"},
+     "steps between two writes of --save; 0: write only at the end"},
     {"keep-best", FLAG, AT(keep_best), NULL, "no",
-     .help =
-         "also keep the model of the lowest point of the held-out curve, as the name of --save with .best behind it"},
+     .help = "also write the model with the lowest loss on the held-out curve, to FILE.best if --save names FILE"},
     {"resume", PATH, AT(resume), "FILE", "",
-     .help = "go on with the run that saved FILE, with its options; a larger --steps makes it "
-             "longer"},
+     .help = "continue the run that saved FILE, with its options; a larger --steps makes the run longer"},
     {"init", PATH, AT(init), "FILE", "", .help = "start a new run from FILE's weights"},
-    {"eval", PATH, AT(eval), "FILE", "", .help = "no training: the held-out loss of FILE's model on --data"},
+    {"eval", PATH, AT(eval), "FILE", "", .help = "no training: print the held-out loss of FILE's model on --data"},
     {"score", PATH, AT(score), "FILE", "",
-     .help = "with --eval: instead of the loss, the share of right answers to the questions that FILE names in the "
-             "text, by length and depth; see tools/needle.py"},
+     .help = "with --eval: instead of the loss, print the share of right answers by length and depth; FILE lists the "
+             "questions in the text; see tools/needle.py"},
     {"generate", PATH, AT(generate), "FILE", "",
-     .help = "no training: --sample bytes of text from FILE's model, after --prompt; with --batch so many samples at "
-             "once, whose seeds are --seed and the numbers after it"},
+     .help = "no training: print --sample bytes of text from FILE's model, after --prompt; --batch N prints N samples, "
+             "with the seeds --seed, --seed + 1 and so on"},
 
     {"Device", .kind = SECTION},
     {"device", CHOICE, AT(device), "NAME", "auto", NULL, 0, 0, 0, devices,
      "auto, cuda or cpu; auto takes CUDA if it works"},
     {"fallback", CHOICE, AT(fallback), "NAME", "none", NULL, 0, 0, 0, fallbacks,
-     "after a device failed: none ends the run, cpu goes on from the last saving in a fresh process on the CPU"},
+     "if the device fails: none ends the run; cpu continues from the file that was last saved, in a new process on the "
+     "CPU"},
     {"nccl", CHOICE, AT(nccl), "USE", "auto", NULL, 0, 0, 0, nccl_uses,
-     "how ranks with GPUs add up their gradients: auto takes NCCL if there is one and every rank has its own GPU, else "
-     "MPI; on demands NCCL, even for one rank; off takes MPI"},
+     "how ranks with GPUs add up their gradients: auto uses NCCL if it can be loaded and every rank has its own GPU, "
+     "else MPI; on requires NCCL, even for one rank; off uses MPI"},
     {"dtype", CHOICE, AT(dtype), "NAME", "f32", "bf16", 0, 0, 0, dtypes,
-     "of the activations: f32, bf16 or f16; the CPU knows f32 alone"},
+     "type of the activations: f32, bf16 or f16; the CPU supports only f32"},
     {"check", FLAG, AT(check), NULL, "no",
-     .help = "no training: one step (forward, backward, AdamW) on the device and on the CPU, compared "
-             "tensor by tensor; status 4 if they differ by more than rounding"},
+     .help = "no training: run one step (forward, backward, AdamW) on the device and on the CPU, and compare every "
+             "tensor; exit status 4 if they differ by more than rounding"},
     {"bench", LIST, AT(bench), "T,T,...", "", NULL, 1, 1048576, 1,
-     .help = "no training: time inference, forward, forward and backward, and whole steps, of --batch windows (8) of "
-             "T tokens; prints CSV"},
+     .help = "no training: time inference, forward, forward and backward, and whole steps, with --batch windows (by "
+             "default 8) of T tokens; print CSV"},
     {"bench-batch", LIST, AT(bench_batch), "B,B,...", "", NULL, 1, 65536, 1,
-     .help = "batches of --bench, instead of --batch"},
+     .help = "batch sizes for --bench, instead of --batch"},
     {"bench-runs", WHOLE, AT(bench_runs), "N", "100", NULL, 1, 1000000, 1, NULL,
-     "runs of each pass that --bench times, after a tenth as many that it does not"},
+     "timed runs of each pass of --bench; a tenth as many untimed runs come first"},
     {"bench-steps", WHOLE, AT(bench_steps), "N", "0", NULL, 0, 1000000, 1, NULL,
-     "--bench also trains N steps, at --lr throughout"},
+     "--bench also trains N steps, at the constant learning rate --lr"},
     {"bench-cpu", FLAG, AT(bench_cpu), NULL, "no",
-     .help = "--bench also runs inference on the CPU: how much slower it is, and the largest difference"},
+     .help = "--bench also runs inference on the CPU, and reports how much slower it is and the largest difference"},
     {"bench-generate", FLAG, AT(bench_generate), NULL, "no",
-     .help = "--bench times generation alone: T tokens of each of B samples at once, and the byte floor of a token"},
+     .help = "--bench times only generation, of T tokens in each of B samples at once, and reports the byte floor of a "
+             "token"},
     {"profile", FLAG, AT(profile), NULL, "no",
-     .help = "no training: where a step goes, by part, operator and pass: time, graph nodes, bytes, share; prints CSV"},
+     .help = "no training: print, as CSV, the time, graph nodes, bytes and share of each part, operator and pass of a "
+             "step"},
     {"synchronize", FLAG, AT(synchronize), NULL, "no",
-     .help = "wait for the device after every call, so that what it reports late names the call that failed; slow"},
+     .help = "wait for the device after every call, so that an error names the call that failed; slow"},
     {"watch", FLAG, AT(watch), NULL, "no",
-     .help = "also log the GPU's utilisation, temperature, power and memory, and warn above 80 degrees"},
+     .help = "also log the GPU's utilisation, temperature, power and memory, and warn above 80 degrees Celsius"},
     {"plan", LIST, AT(plan), "B,B,...", "", NULL, 1, 65536, 1,
-     .help = "no training: the memory of each model on a CUDA device, which need not be there, with B windows of --seq "
-             "tokens; with --model, --hidden and so on of that model alone; prints CSV"},
+     .help = "no training: print, as CSV, the memory that each model needs on a CUDA device, with B windows of --seq "
+             "tokens; no device is needed; with --model, --hidden and so on: only of that model"},
 
     {"Report", .kind = SECTION},
     {"eval-every", WHOLE, AT(eval_every), "N", "steps / 6", NULL, 0, BIG, 1, NULL,
-     "steps between held-out losses; 0: at the end only"},
+     "steps between two evaluations of the held-out loss; 0: evaluate only at the end"},
     {"eval-tokens", WHOLE, AT(eval_tokens), "N", "4096", "0", 0, BIG, 1, NULL,
-     "held-out tokens behind each point of the held-out curve; 0: all"},
+     "number of held-out tokens for each point of the held-out curve; 0: all"},
     {"final-eval-tokens", WHOLE, AT(final_eval_tokens), "N", "0", NULL, 0, 1e15, 1, NULL,
-     "held-out tokens behind the final loss and that of --eval; 0: all"},
+     "number of held-out tokens for the final loss and for --eval; 0: all"},
     {"log-every", WHOLE, AT(log_every), "N", "steps / 20", NULL, 1, BIG, 1, NULL,
-     "steps between lines when the output is no terminal"},
+     "steps between two lines of progress, if the output is not a terminal"},
     {"csv", PATH, AT(csv), "FILE", "",
-     .help = "one row per step; a file of that name is kept as FILE.1, or with the first number that "
-             "is free; --log is the same"},
+     .help = "write a row per step to FILE; an older FILE is renamed to FILE.1, or to the first free number; --log is "
+             "the same"},
     {"sample", WHOLE, AT(sample), "N", "300", NULL, 0, 1000000, 1, NULL, "bytes of text to generate at the end"},
-    {"sample-every", WHOLE, AT(sample_every), "N", "0", NULL, 0, BIG, 1, NULL, "generate also every N steps; 0: no"},
+    {"sample-every", WHOLE, AT(sample_every), "N", "0", NULL, 0, BIG, 1, NULL,
+     "also generate text every N steps; 0: no"},
     {"prompt", STRING, AT(prompt), "TEXT", "", .help = "start of the sample; empty: the first byte of the text"},
     {"temperature", NUMBER, AT(temperature), "X", "0.8", NULL, 0, 100, 0, NULL,
-     "of the sample; 0: always the likeliest byte"},
+     "temperature of the sample; 0: always take the likeliest byte"},
     {"top-k", WHOLE, AT(top_k), "N", "0", NULL, 0, HY_VOCAB_MAX, 1, NULL,
      "draw each byte of the sample from the N likeliest; 0: from all"},
     {"top-p", NUMBER, AT(top_p), "X", "1", NULL, 1e-6, 1, 0, NULL,
-     "draw from the fewest of the likeliest that have this probability together; 1: from all"},
+     "draw from the smallest set of likeliest bytes that together have at least this probability; 1: from all"},
     {"repetition-penalty", NUMBER, AT(repetition_penalty), "X", "1", NULL, 0.01, 100, 0, NULL,
-     "makes tokens that are there already less likely: it divides their logit, or multiplies one below 0; 1: no"},
+     "make tokens that already occurred less likely: divide a positive logit by X, multiply a negative one; 1: off"},
     {"stop", STRING, AT(stop), "TEXT", "",
-     .help = "a sample ends behind this text; of numbers without --table: tokens"},
+     .help = "end a sample after this text; with --tokens uint16 or uint32 and no --table: after these tokens"},
     {"prompt-file", PATH, AT(prompt_file), "FILE", "",
-     .help = "of --generate: the prompt is what FILE holds, without escapes; -: what standard input does"},
-    {"quiet", FLAG, AT(quiet), NULL, "no", .help = "print of the gates those that fail alone"},
+     .help = "with --generate: read the prompt from FILE, without escapes; -: from standard input"},
+    {"quiet", FLAG, AT(quiet), NULL, "no", .help = "print only the gates that fail"},
     {"stall-timeout", WHOLE, AT(stall_timeout), "S", "0", NULL, 0, 1e6, 1, NULL,
-     "end the run, with status 1, if it makes no progress for S seconds: no step, no batch of an evaluation, no file; "
-     "0: "
-     "never"},
+     "end the run, with exit status 1, if it makes no progress for S seconds: no step, no batch of an evaluation, no "
+     "file; 0: never"},
     {"gates-strict", FLAG, AT(gates_strict), NULL, "no",
-     .help = "end the run at the first gate that fails, with status 3"},
+     .help = "end the run at the first gate that fails, with exit status 3"},
     {"list-models", FLAG, AT(list_models), NULL, "no", .help = "print the models and their sizes"},
     {"version", FLAG, AT(version), NULL, "no", .help = "print the version"},
     {"help", FLAG, AT(help), NULL, "no", .help = "print the common options"},
@@ -226,25 +235,25 @@ static const row rows[] = {
 /* The options that --help lists, in few words, so that the list fits one screen. */
 static const struct {
     const char *name, *help;
-} common[] = {{"data", "a text, files A,B or a folder; without it the fables"},
+} common[] = {{"data", "a text, files A,B or a folder; default: the fables"},
               {"val", "hold out this text instead of the end of --data"},
               {"model", "see --list-models"},
               {"hidden", "channels, a multiple of 16"},
               {"layers", "layers"},
               {"steps", "optimiser steps"},
-              {"batch", "windows per step; of --generate: samples"},
+              {"batch", "windows per step, or samples to generate"},
               {"seq", "tokens per window"},
               {"lr", "highest learning rate"},
-              {"seed", "of the weights, the batches and the sample"},
+              {"seed", "seed of the weights, the batches and the sample"},
               {"save", "write the model and the run to FILE"},
-              {"resume", "go on with the run that saved FILE"},
-              {"eval", "no training: the held-out loss of FILE's model"},
-              {"generate", "no training: text from FILE's model"},
+              {"resume", "continue the run that saved FILE"},
+              {"eval", "no training: held-out loss of FILE's model"},
+              {"generate", "no training: generate text from FILE's model"},
               {"prompt", "start of the text"},
               {"sample", "bytes of text at the end"},
-              {"temperature", "of the text; 0: the likeliest byte"},
+              {"temperature", "temperature of the text; 0: the likeliest byte"},
               {"device", "auto, cuda or cpu"},
-              {"csv", "a log with one row per step"},
+              {"csv", "write a row per step to FILE"},
               {"list-models", "the models and their sizes"},
               {"help-all", "all options"}};
 enum { ROWS = sizeof rows / sizeof rows[0] };
@@ -333,8 +342,8 @@ static gt_status unescape(char *to, const char *from, const row *r, const char *
             from += 4;
         } else if (*from == '\\') {
             return hy_fail(GT_ERROR_VALUE,
-                           "%s%s: '%.*s' is not known; \\n \\t \\f \\r \\xNN (a byte from 01 to "
-                           "ff) are, and \\\\ stands for a backslash",
+                           "%s%s: unknown escape '%.*s'; use \\n \\t \\f \\r, \\xNN (a byte from 01 to ff), or \\\\ "
+                           "for a backslash",
                            where, r->name, from[1] == 'x' ? 4 : 2, from);
         } else {
             *to++ = *from++;
@@ -374,7 +383,7 @@ static gt_status set_number(hy_options *o, const row *r, const char *value, cons
                  r->cuda ? r->cuda : "");
     if (!exact)
         return hy_fail(GT_ERROR_VALUE, "%s%s: '%s' is not a %snumber from %.16g to %.16g%s%s%s; %s", where, r->name,
-                       value, r->kind == WHOLE ? "whole " : "", r->min, r->max, steps, r->choices ? ", and not " : "",
+                       value, r->kind == WHOLE ? "whole " : "", r->min, r->max, steps, r->choices ? " or " : "",
                        r->choices ? r->choices[0] : "", advice);
     if (r->kind == WHOLE)
         *(int64_t *)((char *)o + r->offset) = (int64_t)x;
@@ -644,7 +653,7 @@ gt_status hy_options_default(hy_options *o, int cuda) {
     if (!given(o, AT(eval_every))) o->eval_every = o->steps / 6;
     if (!given(o, AT(log_every))) o->log_every = o->steps < 20 ? 1 : o->steps / 20;
     if (o->min_lr > o->lr)
-        return hy_fail(GT_ERROR_VALUE, "min-lr: %g is above lr; the nearest is %g", o->min_lr, o->lr);
+        return hy_fail(GT_ERROR_VALUE, "min-lr: %g is above lr; give at most lr = %g", o->min_lr, o->lr);
     if (o->warmup > o->steps)
         return hy_fail(GT_ERROR_VALUE,
                        "warmup: %lld steps are longer than the run, which has %lld%s; give at most "
@@ -654,11 +663,11 @@ gt_status hy_options_default(hy_options *o, int cuda) {
     const int64_t room = o->steps - o->warmup;
     if (strcmp(o->schedule, "wsd") || !given(o, AT(decay_steps)) || o->decay_steps <= room) return GT_OK;
     if (!room)
-        return hy_fail(GT_ERROR_VALUE,
-                       "decay-steps: %lld steps do not fit behind the warm-up, which takes all %lld steps; give a "
-                       "shorter --warmup",
-                       (long long)o->decay_steps, (long long)o->steps);
-    return hy_fail(GT_ERROR_VALUE, "decay-steps: %lld steps do not fit behind the warm-up; the nearest is %lld",
+        return hy_fail(
+            GT_ERROR_VALUE,
+            "decay-steps: %lld steps do not fit after the warm-up, which takes all %lld steps; give a smaller --warmup",
+            (long long)o->decay_steps, (long long)o->steps);
+    return hy_fail(GT_ERROR_VALUE, "decay-steps: %lld steps do not fit after the warm-up; give at most %lld",
                    (long long)o->decay_steps, (long long)room);
 }
 
@@ -697,7 +706,7 @@ gt_status hy_options_config(const hy_options *o, hy_config *c) {
     if (o->layers) c->layers = (int)o->layers;
     if (o->heads) c->heads = (int)o->heads;
     if (o->head_size && o->heads && o->heads * o->head_size != c->hidden)
-        return hy_fail(GT_ERROR_VALUE, "head-size: %lld does not fit %lld heads of %d channels",
+        return hy_fail(GT_ERROR_VALUE, "head-size: %lld times heads = %lld is not hidden = %d; leave one of them out",
                        (long long)o->head_size, (long long)o->heads, c->hidden);
     if (o->head_size && c->hidden % o->head_size)
         return hy_fail(GT_ERROR_VALUE, "head-size: %lld does not divide hidden = %d", (long long)o->head_size,
@@ -757,20 +766,21 @@ gt_status hy_options_fit(const hy_options *o, const char *mode) {
                            : is_of_eval ? "eval"
                                         : "generate");
         return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --%s; %s", rows[i].name, mode,
-                       is_of_bench ? "it goes with --bench" : "leave it out");
+                       is_of_bench ? "use it with --bench" : "leave it out");
     }
     if (o->bench.count && o->bench_batch.count && hy_options_given(o, "batch"))
         return hy_fail(GT_ERROR_VALUE, "batch: has no effect with --bench-batch; leave it out");
     for (int i = 0; o->bench.count && !o->bench_steps && i < 3; i++) {
         static const char *const of_steps[] = {"lr", "weight-decay", "clip"};
         if (hy_options_given(o, of_steps[i]))
-            return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --bench without --bench-steps", of_steps[i]);
+            return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --bench unless --bench-steps is given; leave it out",
+                           of_steps[i]);
     }
     if (!*o->save && hy_options_given(o, "save-every"))
         return hy_fail(GT_ERROR_VALUE, "save-every: has no effect without --save; leave it out");
     if (o->plan.count && !strcmp(o->device, "cpu"))
         return hy_fail(GT_ERROR_VALUE,
-                       "device: cpu has no effect with --plan, which plans a CUDA device; leave it out");
+                       "device: cpu has no effect with --plan, which plans for a CUDA device; leave it out");
     return GT_OK;
 }
 
@@ -812,7 +822,7 @@ gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
     if (status == GT_OK && trains && !strcmp(o->schedule, "constant"))
         status = refuse(o, of_ends, "--schedule constant");
     if (status == GT_OK && trains && strcmp(o->schedule, "wsd") && hy_options_given(o, "decay-steps"))
-        status = hy_fail(GT_ERROR_VALUE, "decay-steps: goes with --schedule wsd alone");
+        status = hy_fail(GT_ERROR_VALUE, "decay-steps: has no effect without --schedule wsd; leave it out");
     if (status == GT_OK && trains && !strcmp(o->fallback, "cpu") && !*o->save)
         status = hy_fail(GT_ERROR_VALUE, "fallback: cpu has no effect without --save; leave it out");
     if (status == GT_OK && trains && !strcmp(o->fallback, "cpu") && !strcmp(o->device, "cpu"))
@@ -828,9 +838,9 @@ gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
     if (status == GT_OK && *o->val) status = refuse(o, of_tails, "--val");
     if (status == GT_OK && o->bench_generate) status = refuse(o, of_passes, "--bench-generate");
     if (status != GT_OK || reads_documents) return status;
-    snprintf(why, sizeof why, "--%s without --end-symbol%s", mode, o->profile ? " or --stateful" : "");
+    snprintf(why, sizeof why, "--%s unless --end-symbol%s is given", mode, o->profile ? " or --stateful" : "");
     if (!o->end_symbol) status = refuse(o, of_texts, why);
-    if (status == GT_OK) status = refuse(o, of_numbers, "--profile without --stateful");
+    if (status == GT_OK) status = refuse(o, of_numbers, "--profile unless --stateful is given");
     return status;
 }
 
@@ -893,8 +903,8 @@ gt_status hy_options_take(hy_options *o, const char *name, const char *text, con
     hy_options_text(&theirs, name, other);
     if (!strict || !of_result || !strcmp(own, other)) return GT_OK;
     if (r->offset == AT(steps) && o->steps > theirs.steps) return GT_OK;
-    return hy_fail(GT_ERROR_VALUE, "%s: %.100s is not the %.100s of %s%s", name, own, other, file,
-                   r->offset == AT(steps) ? ", and not more" : "");
+    return hy_fail(GT_ERROR_VALUE, "%s: %.100s %s %.100s, the value in %s; leave it out", name, own,
+                   r->offset == AT(steps) ? "is less than" : "differs from", other, file);
 }
 
 /* ---- help ----------------------------------------------------------------------------------- */
@@ -927,9 +937,8 @@ void hy_options_help(FILE *out) {
 
 void hy_options_help_all(FILE *out) {
     fprintf(out, "%s\n%s\n", title, usage);
-    print_paragraph(out,
-                    "CONFIG is a file of lines 'option: value' (# begins a comment, flags take yes "
-                    "or no); the command line overrides it; --config CONFIG is the same. Defaults are in brackets.");
+    print_paragraph(out, "CONFIG is a file of lines 'option: value' (# begins a comment, flags take yes or no). The "
+                         "command line overrides it. --config CONFIG means the same. Defaults are in brackets.");
     char names[256] = "Other names:";
     for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s --%s for --%s", i ? "," : "", aliases[i].name,
@@ -943,15 +952,14 @@ void hy_options_help_all(FILE *out) {
             print_option(out, rows + i, rows[i].help);
     }
     fputc('\n', out);
-    print_paragraph(out, "Ctrl-C ends the run after the current step: the model file is written, then "
-                         "come the final loss and table (status 130); so do SIGTERM (status 143) and "
-                         "SIGUSR1 (status 138), which mpirun passes on. A second one ends it at once. The final "
-                         "evaluation of a finished run, or of --eval, "
-                         "ends with the result so far. OMP_NUM_THREADS sets the CPU threads; the "
-                         "numbers do not depend on it.");
-    print_paragraph(out, "Under mpirun or srun the processes share the windows of a batch. Rank 0 prints and writes.");
-    print_paragraph(out, "NO_COLOR takes the colours away, TERM=dumb all escapes.");
-    print_paragraph(out, "Exit status: 0 done, 1 run failed, 2 bad option or file, 3 a gate failed "
-                         "with --gates-strict, 4 --check found a difference, 130, 138 and 143 "
-                         "interrupted.");
+    print_paragraph(
+        out, "Ctrl-C (exit status 130), SIGTERM (143) and SIGUSR1 (138), which mpirun passes on, end the run after the "
+             "current step. The run then writes the model file, and prints the final loss and table. A second signal "
+             "ends it at once. A signal during the final evaluation, or during --eval, ends the evaluation with the "
+             "result so far. OMP_NUM_THREADS sets the number of CPU threads; the results do not depend on it.");
+    print_paragraph(
+        out, "Under mpirun or srun the processes share the windows of a batch. Only rank 0 prints, and writes files.");
+    print_paragraph(out, "NO_COLOR turns off colours; TERM=dumb turns off all escape sequences.");
+    print_paragraph(out, "Exit status: 0 done, 1 the run failed, 2 bad option or file, 3 a gate failed with "
+                         "--gates-strict, 4 --check found a difference; 130, 138 and 143: a signal ended the run.");
 }

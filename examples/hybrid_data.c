@@ -114,13 +114,14 @@ static gt_status check_numbers(hy_text *text, const hy_span *span, int64_t spans
     int64_t most = 0;
     for (const hy_span *s = span; s < span + spans; s++) {
         if (s->size % from->width)
-            return hy_fail(GT_ERROR_VALUE, "%lld bytes are no whole numbers of %d bytes", (long long)s->size,
-                           from->width);
+            return hy_fail(GT_ERROR_VALUE, "%lld bytes are not a multiple of the %d bytes of a token",
+                           (long long)s->size, from->width);
         for (int64_t i = 0; i < s->size / from->width; i++) {
             int64_t token = number_at(s->bytes, from->width, i);
             if (token >= limit)
-                return hy_fail(GT_ERROR_VALUE, "token %lld is %lld: must be under %lld, the %s", (long long)i,
-                               (long long)token, (long long)limit, from->vocab ? "vocabulary" : "largest vocabulary");
+                return hy_fail(GT_ERROR_VALUE, "the token at index %lld is %lld: must be below %lld, the %s",
+                               (long long)i, (long long)token, (long long)limit,
+                               from->vocab ? "size of the vocabulary" : "size of the largest possible vocabulary");
             if (token > most) most = token;
         }
     }
@@ -128,8 +129,8 @@ static gt_status check_numbers(hy_text *text, const hy_span *span, int64_t spans
     text->end_symbol = -1;
     text->vocab = (int)(from->vocab ? from->vocab : most + 1);
     if (from->end_token >= text->vocab)
-        return hy_fail(GT_ERROR_VALUE, "end-token: %lld is not under %d, the vocabulary", (long long)from->end_token,
-                       text->vocab);
+        return hy_fail(GT_ERROR_VALUE, "end-token: %lld: must be below %d, the size of the vocabulary",
+                       (long long)from->end_token, text->vocab);
     return text->vocab > 1 ? GT_OK : hy_fail(GT_ERROR_VALUE, "every token is 0: there is nothing to learn");
 }
 
@@ -152,9 +153,11 @@ static gt_status cut_pieces(hy_text *text, int64_t other, const hy_source *from)
     text->size = text->pieces * text->piece;
     text->train = text->pieces * text->piece_train;
     if (tracks && (text->piece_train < 2 || text->piece == text->piece_train))
-        return hy_fail(GT_ERROR_VALUE, "batch: the text is too short for %lld tracks of their own", (long long)tracks);
+        return hy_fail(GT_ERROR_VALUE,
+                       "batch: the text is too short for %lld tracks; give a smaller --batch or a longer text",
+                       (long long)tracks);
     if (other >= 0 && text->size - other < 2)
-        return hy_fail(GT_ERROR_VALUE, "val: the text is too short: it has %lld tokens, the least is 2",
+        return hy_fail(GT_ERROR_VALUE, "val: the text is too short: it has %lld tokens, but needs at least 2",
                        (long long)(text->size - other));
     while (text->documents > 1 && text->document[text->documents - 1] >= text->size) text->documents--;
     text->document[text->documents] = text->size;
@@ -173,7 +176,7 @@ static void count_tokens(const hy_text *text, int is_held_out, int64_t *count) {
 static gt_status count_entropy(hy_text *text) {
     int64_t *count = calloc(2 * (size_t)text->vocab, sizeof *count), *held_out = count + text->vocab;
     double total = (double)text->train, smoothed = total + text->vocab;
-    if (!count) return hy_fail(GT_ERROR_MEMORY, "no memory for %d counts", text->vocab);
+    if (!count) return hy_fail(GT_ERROR_MEMORY, "no memory to count %d tokens", text->vocab);
     text->entropy_train = text->entropy_held_out = 0;
     count_tokens(text, 0, count);
     count_tokens(text, 1, held_out);
@@ -278,8 +281,8 @@ static gt_status load_spans(hy_span *span, int64_t *spans, int64_t *first_other,
         gt_status status = hy_span_load(span + *spans, path, is_mapped);
         if (status != GT_OK) return status;
         if (from->width && span[*spans].size % from->width) {
-            status = hy_fail(GT_ERROR_VALUE, "data file %s: %lld bytes are no whole numbers of %d bytes", path,
-                             (long long)span[*spans].size, from->width);
+            status = hy_fail(GT_ERROR_VALUE, "data file %s: %lld bytes are not a multiple of the %d bytes of a token",
+                             path, (long long)span[*spans].size, from->width);
             ++*spans;
             return status;
         }
@@ -318,11 +321,11 @@ gt_status hy_text_fits(const hy_text *text, int64_t length) {
     const char *what = text->is_numbers ? "tokens" : "bytes";
     if (text->piece_train > length) return GT_OK;
     if (text->train < 2)
-        return hy_fail(GT_ERROR_VALUE, "the text is too short: it has %lld %s, the least is 3", (long long)text->size,
-                       what);
+        return hy_fail(GT_ERROR_VALUE, "the text is too short: it has %lld %s, but needs at least 3",
+                       (long long)text->size, what);
     return hy_fail(GT_ERROR_VALUE,
-                   "the text is too short for one window: its training part has %lld %s%s, seq %lld "
-                   "needs %lld; use a longer text or a smaller seq (at most %lld)",
+                   "the text is too short for one window: its training part has %lld %s%s, but seq %lld needs %lld; "
+                   "use a longer text or a smaller seq (at most %lld)",
                    (long long)text->piece_train, what, text->pieces > 1 ? " in each track" : "", (long long)length,
                    (long long)length + 1, (long long)text->piece_train - 1);
 }
@@ -374,7 +377,7 @@ gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count) {
 gt_status hy_text_table(hy_text *text, const char *path) {
     gt_status status = hy_table_load(&text->table, path);
     if (status != GT_OK || text->table.count >= text->vocab) return status;
-    return hy_fail(GT_ERROR_VALUE, "table %s: it has %lld tokens, the vocabulary %d", path,
+    return hy_fail(GT_ERROR_VALUE, "table %s: it has %lld tokens, but the vocabulary has %d", path,
                    (long long)text->table.count, text->vocab);
 }
 
@@ -399,7 +402,7 @@ static gt_status encode_numbers(const hy_text *text, const char *string, int32_t
         char *end;
         long long number = strtoll(at, &end, 10);
         if (end == at || (*end && !strchr(between, *end)))
-            return hy_fail(GT_ERROR_VALUE, "'%.20s' is no list of tokens such as 17 4 256", at);
+            return hy_fail(GT_ERROR_VALUE, "'%.20s' is not a list of tokens such as 17 4 256", at);
         if (number < 0 || number >= text->vocab)
             return hy_fail(GT_ERROR_VALUE, "token %lld is not in the vocabulary of %d", number, text->vocab);
         token[(*count)++] = (int32_t)number;
@@ -501,8 +504,8 @@ int hy_tracks_moved(hy_tracks *tracks, const hy_text *text) {
 gt_status hy_tracks_create(hy_tracks *tracks, const hy_text *text, int64_t rows) {
     *tracks = (hy_tracks){.rows = rows};
     if (text->pieces > 1 && text->pieces != rows)
-        return hy_fail(GT_ERROR_VALUE, "batch: %lld rows do not fit the %lld tracks of the text", (long long)rows,
-                       (long long)text->pieces);
+        return hy_fail(GT_ERROR_VALUE, "batch: %lld rows, but the text is cut into %lld tracks; both must be equal",
+                       (long long)rows, (long long)text->pieces);
     if (text->train - 1 < rows)
         return hy_fail(GT_ERROR_VALUE, "batch: %lld tracks are too many for a text of %lld %s; at most %lld fit",
                        (long long)rows, (long long)text->size, text->is_numbers ? "tokens" : "bytes",

@@ -33,7 +33,7 @@ static gt_status fail_at(const reader *r, const char *format, ...) {
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    return hy_fail(GT_ERROR_VALUE, "%s: damaged, or no safetensors file: byte %lld of the header: %s", r->path,
+    return hy_fail(GT_ERROR_VALUE, "%s: damaged, or not a safetensors file: byte %lld of the header: %s", r->path,
                    (long long)(r->at - r->start), text);
 }
 
@@ -183,7 +183,7 @@ static gt_status check_tensor(const reader *r, hy_file_tensor *t) {
         if (__builtin_mul_overflow(t->count, t->shape[i], &t->count) || t->count > header_max << 24)
             return fail_at(r, "the shape of %.60s is too large", t->name);
     if (t->begin > t->end || (t->dtype != HY_FILE_OTHER && t->count * size_of_dtype(t->dtype) != t->end - t->begin))
-        return fail_at(r, "shape and place of %.60s do not fit", t->name);
+        return fail_at(r, "the shape of %.60s does not match its data_offsets", t->name);
     return GT_OK;
 }
 
@@ -199,7 +199,7 @@ static gt_status read_tensor(reader *r, hy_file_tensor *t) {
         int which = 0;
         TRY(read_text(r, &key));
         while (which < 3 && strcmp(key, keys[which])) which++;
-        if (which == 3 || seen[which]++) return fail_at(r, "key '%.60s' of a tensor", key);
+        if (which == 3 || seen[which]++) return fail_at(r, "unknown or repeated key '%.60s' of a tensor", key);
         TRY(expect(r, ':'));
         if (which == 0) {
             TRY(read_text(r, &dtype));
@@ -209,7 +209,7 @@ static gt_status read_tensor(reader *r, hy_file_tensor *t) {
         }
     } while (next_is(r, ','));
     TRY(expect(r, '}'));
-    if (!seen[0] || !seen[1] || count != 2) return fail_at(r, "%.60s is incomplete", t->name);
+    if (!seen[0] || !seen[1] || count != 2) return fail_at(r, "%.60s lacks dtype, shape or data_offsets", t->name);
     t->begin = offsets[0];
     t->end = offsets[1];
     return check_tensor(r, t);
@@ -224,7 +224,7 @@ static gt_status read_header(reader *r, hy_file *file) {
             TRY(read_text(r, &key));
             TRY(expect(r, ':'));
             if (!strcmp(key, "__metadata__")) {
-                if (metadata++) return fail_at(r, "metadata is there twice");
+                if (metadata++) return fail_at(r, "the key __metadata__ occurs twice");
                 TRY(read_metadata(r, file));
             } else {
                 void *list = file->tensors;
@@ -239,7 +239,7 @@ static gt_status read_header(reader *r, hy_file *file) {
         TRY(expect(r, '}'));
     }
     skip_space(r);
-    return r->at == r->end ? GT_OK : fail_at(r, "something follows its end");
+    return r->at == r->end ? GT_OK : fail_at(r, "more text follows its end");
 }
 
 /* ---- the file ------------------------------------------------------------------------------ */
@@ -262,19 +262,17 @@ static gt_status check_places(hy_file *f) {
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_name);
     for (int i = 1; i < f->tensor_count; i++) /* comes first: a repeated name also makes the places wrong */
         if (!by_name(f->tensors + i - 1, f->tensors + i))
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: tensor %.60s is there twice", f->path, f->tensors[i].name);
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: tensor %.60s occurs twice", f->path, f->tensors[i].name);
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_place);
     for (int i = 0; i < f->tensor_count; end = f->tensors[i++].end)
         if (f->tensors[i].begin != end)
-            return hy_fail(GT_ERROR_VALUE,
-                           "%s: damaged: tensor %.60s does not begin where the one "
-                           "before it ends",
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: tensor %.60s does not begin where the tensor before it ends",
                            f->path, f->tensors[i].name);
     if (f->data + end > f->size)
-        return hy_fail(GT_ERROR_VALUE, "%s: cut short: it has %lld bytes of %lld", f->path, (long long)f->size,
+        return hy_fail(GT_ERROR_VALUE, "%s: cut short: it has %lld of %lld bytes", f->path, (long long)f->size,
                        (long long)(f->data + end));
     if (f->data + end < f->size)
-        return hy_fail(GT_ERROR_VALUE, "%s: damaged: %lld bytes follow its end", f->path,
+        return hy_fail(GT_ERROR_VALUE, "%s: damaged: %lld extra bytes follow its end", f->path,
                        (long long)(f->size - f->data - end));
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_name);
     return GT_OK;
@@ -284,7 +282,7 @@ static gt_status check_texts(hy_file *f) {
     if (f->text_count) qsort(f->texts, (size_t)f->text_count, sizeof *f->texts, by_key);
     for (int i = 1; i < f->text_count; i++)
         if (!by_key(f->texts + i - 1, f->texts + i))
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: key '%.60s' is there twice", f->path, f->texts[i].key);
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: key '%.60s' occurs twice", f->path, f->texts[i].key);
     return GT_OK;
 }
 
@@ -308,11 +306,10 @@ static gt_status load_header(hy_file *f) {
     TRY(read_bytes(f, length, f->size < 9 ? f->size : 9));
     for (int i = 7; i >= 0; i--) n = n > header_max ? n : n << 8 | length[i];
     if (f->size >= 9 && (n < 2 || n > header_max || length[8] != '{'))
-        return hy_fail(GT_ERROR_VALUE, "%s: this is no safetensors file", f->path);
+        return hy_fail(GT_ERROR_VALUE, "%s: not a safetensors file", f->path);
     if (f->size < 9 || f->size - 8 < n)
         return hy_fail(GT_ERROR_VALUE,
-                       "%s: cut short, or no safetensors file: it has %lld bytes, "
-                       "its header alone %lld",
+                       "%s: cut short, or not a safetensors file: it has %lld bytes, but its header takes %lld",
                        f->path, (long long)f->size, (long long)n + 8);
     f->data = 8 + n;
     f->header = malloc((size_t)n);
@@ -358,7 +355,7 @@ static gt_status open_stream(hy_file *f) {
     struct stat about;
     if (stat(f->path, &about)) return hy_fail(GT_ERROR_VALUE, "%s: %s", f->path, strerror(errno));
     if (!S_ISREG(about.st_mode)) /* opening a pipe would wait */
-        return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", f->path);
+        return hy_fail(GT_ERROR_VALUE, "%s: not a regular file", f->path);
     f->stream = fopen(f->path, "rb");
     if (!f->stream || fstat(fileno(f->stream), &about))
         return hy_fail(GT_ERROR_VALUE, "%s: %s", f->path, strerror(errno));

@@ -47,7 +47,7 @@ static gt_status add_folder(hy_paths *paths, const char *folder) {
     }
     free(list);
     if (status == GT_OK && paths->count == before)
-        status = hy_fail(GT_ERROR_VALUE, "data folder %s: it has no files", folder);
+        status = hy_fail(GT_ERROR_VALUE, "data folder %s: contains no files", folder);
     return status;
 }
 
@@ -77,7 +77,7 @@ gt_status hy_paths_expand(hy_paths *paths, const char *value, const uint64_t *sh
     while (name && status == GT_OK) {
         char *comma = strchr(name, ',');
         if (comma) *comma = 0;
-        status = *name ? add_name(paths, name) : hy_fail(GT_ERROR_VALUE, "data: '%s' has an empty name", value);
+        status = *name ? add_name(paths, name) : hy_fail(GT_ERROR_VALUE, "data: '%s' contains an empty name", value);
         name = comma ? comma + 1 : NULL;
     }
     free(names);
@@ -150,9 +150,8 @@ gt_status hy_span_load(hy_span *span, const char *path, int is_mapped) {
     if (span->bytes) return GT_OK;
     if (file && error == EFBIG)
         return hy_fail(GT_ERROR_VALUE,
-                       "data file %s: no regular file, and longer than %zu MiB; put the text "
-                       "into a file",
-                       path, HY_STREAM_MAX >> 20);
+                       "data file %s: not a regular file, and longer than %zu MiB; put the text into a file", path,
+                       HY_STREAM_MAX >> 20);
     return hy_fail(GT_ERROR_VALUE, "data file %s: %s", path, strerror(error));
 }
 
@@ -187,7 +186,7 @@ static gt_status read_table(hy_table *table, const hy_span *file, const char *pa
     int64_t used = 0;
     for (int64_t i = 0; i < file->size; i++) table->count += file->bytes[i] == '\n';
     if (!table->count || file->bytes[file->size - 1] != '\n')
-        return hy_fail(GT_ERROR_VALUE, "table %s: the last line has no end", path);
+        return hy_fail(GT_ERROR_VALUE, "table %s: must end with a line break", path);
     table->bytes = malloc((size_t)file->size);
     table->start = malloc((size_t)(table->count + 1) * sizeof *table->start);
     if (!table->bytes || !table->start) return hy_fail(GT_ERROR_MEMORY, "table %s: no memory", path);
@@ -196,7 +195,7 @@ static gt_status read_table(hy_table *table, const hy_span *file, const char *pa
         uint8_t byte = file->bytes[i];
         const int length = byte == '\\' ? unescape(file->bytes + i, file->size - i, &byte) : 1;
         if (!length)
-            return hy_fail(GT_ERROR_VALUE, "table %s: line %lld: a backslash begins none of \\n \\t \\r \\f \\\\ \\xNN",
+            return hy_fail(GT_ERROR_VALUE, "table %s: line %lld: unknown escape; use \\n \\t \\r \\f \\\\ or \\xNN",
                            path, (long long)line + 1);
         if (byte == '\n' && length == 1)
             table->start[++line] = used;

@@ -225,10 +225,10 @@ hy_gate hy_gate_operators(hy_backend *b) {
         }
     }
     return judge("G0", good == OPERATORS, 0,
-                 b->dtype == GT_BF16  ? "all, error <0.125 (FAIL else)"
-                 : b->dtype == GT_F16 ? "all, error <0.0156 (FAIL else)"
-                                      : "all, error <1e-4 (FAIL else)",
-                 "operators that compute something else than the CPU twins", "%d of %d operators, error %.1e (%s)",
+                 b->dtype == GT_BF16  ? "all, error <0.125 (else FAIL)"
+                 : b->dtype == GT_F16 ? "all, error <0.0156 (else FAIL)"
+                                      : "all, error <1e-4 (else FAIL)",
+                 "operators whose results differ from those of the CPU twins", "%d of %d operators, error %.1e (%s)",
                  good, OPERATORS, worst, where);
 }
 
@@ -242,7 +242,7 @@ static hy_gate skip(const char *name, const char *why, const char *bounds, const
 
 hy_gate hy_gate_forward(const hy_probe *p, int64_t counted, int64_t targets) {
     int finite = p->finite && isfinite(p->loss);
-    return judge("G1", finite && counted == targets, 0, "finite, all targets", "overflow, and tokens that are lost",
+    return judge("G1", finite && counted == targets, 0, "finite, all targets", "overflow and lost tokens",
                  "forward %s, %lld of %lld targets", finite ? "finite" : "not finite", (long long)counted,
                  (long long)targets);
 }
@@ -252,8 +252,8 @@ hy_gate hy_gate_entropy(double entropy, int vocab) {
     int depends = relative <= 1 - 1e-6; /* the predictions depend on the input */
     return judge("G2", depends && relative >= 0.9, depends && relative >= 0.5,
                  ">0.9 ln V, <ln V (FAIL <0.5 ln V, =ln V)",
-                 "an initialisation that is confident, or a model that is dead", "entropy %.3f nats, %.4f ln %d",
-                 entropy, relative, vocab);
+                 "weights that make confident predictions from the start, or a model that ignores its input",
+                 "entropy %.3f nats, %.4f ln %d", entropy, relative, vocab);
 }
 
 static const char training_against[] = "training that does not learn, or is about to diverge";
@@ -277,7 +277,7 @@ hy_gate hy_gate_states(const hy_probe *p) {
     static const char against[] = "states that are zero or frozen, layers that do nothing";
     char text[2][48] = {"", ""};
     int lives = p->activation_variance > 1e-6, turns = 1, moves = 1;
-    if (!p->state_tokens) return skip("G3.5", "one token: no second half", bounds, against);
+    if (!p->state_tokens) return skip("G3.5", "skipped: one token has no second half", bounds, against);
     for (int k = 0; k < 2; k++) {
         const double c = p->state_cosine[k], rms = p->state_rms[k];
         if (!p->has[k]) continue; /* the model lacks this branch */
@@ -293,8 +293,8 @@ hy_gate hy_gate_states(const hy_probe *p) {
 
 hy_gate hy_gate_balance(const hy_probe *p, double ratio) {
     static const char bounds[] = "0.3 to 3 (FAIL <0.1, >10)";
-    static const char against[] = "a branch that hardly learns beside the other";
-    if (!p->has[0] || !p->has[1]) return skip("G4", "one branch alone: nothing to compare", bounds, against);
+    static const char against[] = "a branch that hardly learns while the other does";
+    if (!p->has[0] || !p->has[1]) return skip("G4", "skipped: the model has only one branch", bounds, against);
     return judge("G4", within(ratio, 0.3, 3), within(ratio, 0.1, 10), bounds, against, "RWKV / Mamba gradient %.3f",
                  ratio);
 }

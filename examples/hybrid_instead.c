@@ -11,7 +11,7 @@ gt_status hy_check_device(trainer *t, int *failures) {
     const hy_options *o = &t->options;
     hy_backend *cpu;
     if (!strcmp(t->backend->name, "cpu"))
-        return hy_fail(GT_ERROR_NO_DEVICE, "check: there is no other device than the CPU: %s", t->why);
+        return hy_fail(GT_ERROR_NO_DEVICE, "check: there is no device to compare with the CPU: %s", t->why);
     gt_status status = hy_backend_cpu(&cpu);
     if (status != GT_OK) return status;
     status = hy_batch_create(&t->batch, o->batch, o->seq);
@@ -87,12 +87,12 @@ gt_status hy_plan_models(trainer *t) {
     char of_ranks[64] = "";
     if (*t->transport) printf("# gradients are added up by %s\n", t->transport);
     if (t->ranks.size > 1)
-        snprintf(of_ranks, sizeof of_ranks, " of each of %d ranks, which share a batch,", t->ranks.size);
+        snprintf(of_ranks, sizeof of_ranks, " on each of %d ranks, which share a batch,", t->ranks.size);
     printf("# MiB%s on %s; weights, gradients, optimiser and activations are exact, the kernels' own memory %s%s\n"
            "model,dtype,hidden,layers,vocab,parameters,batch,seq,weights,gradients,optimizer,activations,backward,"
            "states,workspace,training,inference,training_kib_per_token,inference_kib_per_token,training_recompute\n",
            of_ranks, t->backend->device, strcmp(t->backend->name, "plan") ? "too" : "is estimated",
-           t->config.recompute ? "; layers are run again for backward" : "");
+           t->config.recompute ? "; backward computes the layers again" : "");
     for (int i = 0; i < (is_one ? 1 : count); i++)
         for (int k = 0; k < batches->count && status == GT_OK; k++) {
             hy_config model = is_one ? t->config : list[i];
@@ -123,7 +123,7 @@ gt_status hy_print_held_out(trainer *t) {
     hy_screen_entry(s, FINAL, "model", "%s: %s, %d channels, %d layers", t->options.eval, c->name, c->hidden,
                     c->layers);
     hy_screen_entry(s, FINAL, "device", "%s: %s", t->backend->device, t->why);
-    hy_screen_entry(s, FINAL, "data", "%s: %s %s, of which held out %s (%s)", t->data, hy_grouped(x->size).text,
+    hy_screen_entry(s, FINAL, "data", "%s: %s %s; %s of them are held out (%s)", t->data, hy_grouped(x->size).text,
                     x->is_numbers || x->end_symbol >= 0 ? "tokens" : "bytes", hy_grouped(hy_held_out_tokens(x)).text,
                     hy_part_of(t).text);
     if (hy_interrupted(t)) puts("interrupted");

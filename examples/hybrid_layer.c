@@ -185,7 +185,9 @@ gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
 gt_status hy_layer_restore(hy_model *m, int l) {
     if (!recomputes(m) || m->held == l) return GT_OK;
     if (!m->latest.M || m->latest.in == &m->decoding)
-        return hy_fail(GT_ERROR_UNSUPPORTED, "recompute: the activations of layer %d are gone", l);
+        return hy_fail(
+            GT_ERROR_UNSUPPORTED,
+            "recompute: the activations of layer %d were not kept, because the last pass was a decoding step", l);
     m->held = -1;
     TRY(hy_layer_forward(m, l, &m->latest, NULL));
     m->held = l;

@@ -45,7 +45,7 @@ static gt_status write_error(const FILE *file, const char *name, int number) {
     while (slot < last && lost[slot].file && lost[slot].file != file) slot++;
     if (lost[slot].file != file) lost[slot].file = file, lost[slot].number = number;
     return hy_fail(HY_ERROR_WRITE, "cannot write %s: %s", name,
-                   lost[slot].number ? strerror(lost[slot].number) : "a part of it is missing");
+                   lost[slot].number ? strerror(lost[slot].number) : "a part of the output was lost");
 }
 
 gt_status hy_flush(FILE *file, const char *name) {
@@ -132,7 +132,7 @@ static gt_status keep_aside(const char *option, const char *path, int stays, cha
         if (errno == ENOENT && !rename(path, kept)) return GT_OK; /* the file system has no hard links */
         break;
     }
-    return hy_fail(GT_ERROR_VALUE, "%s %s: cannot keep the file that is there as %s: %s", option, path, kept,
+    return hy_fail(GT_ERROR_VALUE, "%s %s: cannot rename the older file to %s: %s", option, path, kept,
                    strerror(errno));
 }
 
@@ -189,7 +189,7 @@ static gt_status copy_start(const char *from, const char *to, long long size) {
     int bad = !in || !out || c == EOF || ferror(in);
     if (in) fclose(in);
     gt_status status = out ? hy_close(out, to) : GT_OK;
-    return bad ? hy_fail(GT_ERROR_VALUE, "csv %s: its rows cannot be copied from %s", to, from) : status;
+    return bad ? hy_fail(GT_ERROR_VALUE, "csv %s: cannot copy the rows of %s into it", to, from) : status;
 }
 
 /* Cuts an old log after from->step, or renames it.  *mode is the mode in which the caller opens the file. */
@@ -200,8 +200,8 @@ static gt_status prepare(hy_log *log, const char *target, const hy_log_point *fr
     if (status != GT_OK) return status;
     if (!old.is_log || !old.is_ours) {
         status = keep_aside("csv", target, 0, kept, sizeof kept);
-        snprintf(log->note, sizeof log->note, "the %s that was there is kept as %s",
-                 old.is_log ? "log of another run" : "file", kept);
+        snprintf(log->note, sizeof log->note, "the %s is now %s", old.is_log ? "log of another run" : "older file",
+                 kept);
         return status;
     }
     if (!old.is_whole) {
@@ -258,7 +258,7 @@ gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from, i
     follow_link(path, target);
     if (!stat(path, &found) && S_ISREG(found.st_mode)) {
         if (hy_is_standard(path))
-            return hy_fail(GT_ERROR_VALUE, "csv: %s is where the report goes; give another name", path);
+            return hy_fail(GT_ERROR_VALUE, "csv: %s already receives the report; give another name", path);
         if (found.st_size) status = prepare(log, target, from, &mode);
     }
     if (status != GT_OK) return status;
@@ -394,7 +394,7 @@ gt_status hy_log_complete(hy_log *log, double held_out, double final_loss, int64
         const off_t end = (off_t)log->at + (off_t)strlen(log->row);
         const int is_back = !put_row(log, log->row) && !ftruncate(fileno(log->file), end);
         return hy_fail(HY_ERROR_WRITE, "cannot write %s: %s%s", log->path, strerror(number),
-                       is_back ? "" : "; its last row is damaged");
+                       is_back ? "" : "; the last row of the file is now damaged");
     }
     memcpy(log->row, row, sizeof row);
     return fseeko(log->file, 0, SEEK_END) ? hy_fail(HY_ERROR_WRITE, "cannot write %s: %s", log->path, strerror(errno))

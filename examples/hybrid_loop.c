@@ -417,7 +417,7 @@ static void save(trainer *t) {
     if (write_model(t, t->options.save))
         t->saved = t->steps;
     else if (t->saved)
-        fprintf(stderr, "the file of step %lld stays\n", (long long)t->saved);
+        fprintf(stderr, "the file of step %lld is kept\n", (long long)t->saved);
     else
         fprintf(stderr, "nothing is saved yet\n");
     t->aside += hy_now() - start;
@@ -438,7 +438,7 @@ static void keep_best(trainer *t, double held_out, int last) {
     hy_alive("the best model's file, of step %lld", (long long)t->steps);
     if (!t->ranks.rank && !write_model(t, path)) {
         t->best = before, t->best_step = step_before;
-        fprintf(stderr, "the best file stays\n");
+        fprintf(stderr, "the older best file is kept\n");
     }
     t->aside += hy_now() - start;
 }
@@ -492,7 +492,8 @@ static gt_status evaluate_step(trainer *t, int last, double *held_out, hy_probe 
 
 static void warn_of_heat(trainer *t) {
     hy_end_progress(t);
-    fprintf(stderr, "hybrid_train: step %lld: the GPU has %.0f degrees Celsius, more than %d: it may slow down\n",
+    fprintf(stderr,
+            "hybrid_train: step %lld: the GPU has a temperature of %.0f degrees Celsius, above %d; it may slow down\n",
             (long long)t->steps, t->watch.now.celsius, HY_TOO_HOT);
 }
 
@@ -560,12 +561,14 @@ static gt_status lose_device(trainer *t, gt_status status, int in_step) {
     }
     const char *file = t->saved ? o->save : o->resume;
     if (strstr(reason, "a kernel: ") && !o->synchronize)
-        snprintf(reason + strlen(reason), sizeof reason - strlen(reason), "; --synchronize names the call");
+        snprintf(reason + strlen(reason), sizeof reason - strlen(reason),
+                 "; run again with --synchronize to see which call failed");
     if (*file)
-        snprintf(way, sizeof way, "; %s goes on from step %lld%s", file, (long long)(t->saved ? t->saved : t->resumed),
-                 strcmp(o->device, "auto") ? "" : ", on the CPU with --device cpu --resume");
+        snprintf(way, sizeof way, "; to continue, use --resume %s, which has step %lld%s", file,
+                 (long long)(t->saved ? t->saved : t->resumed),
+                 strcmp(o->device, "auto") ? "" : ", and --device cpu for the CPU");
     else if (!strcmp(o->device, "auto"))
-        snprintf(way, sizeof way, "; --device cpu runs on the CPU");
+        snprintf(way, sizeof way, "; use --device cpu to run on the CPU");
     return hy_fail(status, "step %lld on %.60s: %.300s%.250s", (long long)t->steps + in_step, t->backend->device,
                    reason, way);
 }

@@ -44,7 +44,7 @@ static gt_status enqueue(const Machine& m, const char* name, void (*kernel)(Para
                          size_t smem, const Params& params) {
     if (blocks == 0 || y == 0) return GT_OK;
     if (blocks > INT32_MAX || y > 65535)
-        return hy_fail(GT_ERROR_SIZE, "cuda %s: %lld x %lld blocks exceed a grid", name, (long long)blocks,
+        return hy_fail(GT_ERROR_SIZE, "cuda %s: %lld x %lld blocks are too many for a grid", name, (long long)blocks,
                        (long long)y);
     const Grid grid = {(unsigned)blocks, (unsigned)y, 1};
     const cudaError_t error = launch(kernel, grid, THREADS, smem, m.stream, params);

@@ -130,7 +130,7 @@ static gt_status sum_bucket(const hy_model *m, int64_t start, int64_t *end, int 
 /* Runs backward for the whole model.  With is_summed = 1 the GPUs of all ranks also add up their gradients. */
 static gt_status backward(hy_model *m, int accumulate, int is_summed) {
     int64_t end = m->param_total;
-    if (!m->trained.M) return hy_fail(GT_ERROR_VALUE, "hy_model_backward: no hy_model_forward came before");
+    if (!m->trained.M) return hy_fail(GT_ERROR_VALUE, "hy_model_backward: call hy_model_forward first");
     m->accumulate = accumulate;
     m->be->window = m->trained.T;
     gt_rmsnorm_linear_args head = head_of(m, &m->trained);
@@ -388,7 +388,7 @@ static gt_status sum_over_ranks(hy_model *m, const hy_optimizer *o, gt_status ow
 static gt_status train_in_parts(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
                                 const hy_optimizer *o) {
     if (m->config.stateful && o->parts > 1)
-        return hy_fail(GT_ERROR_UNSUPPORTED, "parts = %d: a stateful model trains on one batch a step", o->parts);
+        return hy_fail(GT_ERROR_UNSUPPORTED, "parts = %d: must be 1 for a stateful model", o->parts);
     m->loss_scale = o->loss_scale > 0 ? o->loss_scale : 1;
     m->steps++, m->judged = 0;
     m->weights = UNTOUCHED;

@@ -273,10 +273,10 @@ static gt_status cpu_rmsnorm_linear_workspace(hy_backend *be, const gt_rmsnorm_l
 
 static gt_status cpu_check_rmsnorm_linear(const gt_rmsnorm_linear_args *a, size_t need) {
     CPU_CHECK_DTYPE("rmsnorm_linear", a->dtype);
-    if (a->bias || a->dbias) return hy_fail(GT_ERROR_UNSUPPORTED, "cpu rmsnorm_linear: bias is not NULL");
+    if (a->bias || a->dbias) return hy_fail(GT_ERROR_UNSUPPORTED, "cpu rmsnorm_linear: bias must be NULL");
     if (a->workspace_bytes < need)
-        return hy_fail(GT_ERROR_WORKSPACE, "cpu rmsnorm_linear: workspace_bytes = %zu: needs %zu", a->workspace_bytes,
-                       need);
+        return hy_fail(GT_ERROR_WORKSPACE, "cpu rmsnorm_linear: workspace_bytes = %zu: must be at least %zu",
+                       a->workspace_bytes, need);
     return GT_OK;
 }
 
@@ -671,7 +671,7 @@ static gt_status cpu_adamw(hy_backend *be, const hy_adamw_args *a) {
     hy_real norm = ((const hy_real *)a->norm)[HY_GROUPS], max_norm = control[HY_MAX_NORM];
     hy_real scale = 1 / control[HY_LOSS_SCALE];
     (void)be;
-    if (a->copy) return hy_fail(GT_ERROR_UNSUPPORTED, "cpu adamw: copy is not NULL: fp32 needs none");
+    if (a->copy) return hy_fail(GT_ERROR_UNSUPPORTED, "cpu adamw: copy must be NULL in fp32");
     if (!isfinite(norm)) return GT_OK;
     if (max_norm > 0 && norm > max_norm) scale *= max_norm / norm;
     HY_PARALLEL_FOR(s->count ? s->start[s->count] : 0)

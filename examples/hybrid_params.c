@@ -27,7 +27,7 @@ static const hy_config configs[] = {
     MODEL("1M", "HY, 64 wide, 4 layers", HY_MIX_NORM, 0.5f, 64, 4, 4, 2),
     MODEL("5M", "HY, 128 wide, 8 layers", HY_MIX_NORM, 0.5f, 128, 8, 4, 2),
     MODEL("8M", "GF-MH, 192 wide, 8 layers", HY_MIX_GATE, 0.3f, 192, 8, 6, 2),
-    MODEL("HY-M1", "HY with Mamba-1 in the place of Mamba-2", HY_MIX_NORM, 0.5f, 128, 8, 4, 1),
+    MODEL("HY-M1", "HY with Mamba-1 instead of Mamba-2", HY_MIX_NORM, 0.5f, 128, 8, 4, 1),
     MODEL("RWKV-6", "RWKV-6 alone", HY_MIX_RWKV, 0.5f, 128, 8, 4, 2),
     MODEL("Mamba-2", "Mamba-2 alone", HY_MIX_MAMBA, 0.5f, 128, 8, 4, 2),
     MODEL("Mamba-1", "Mamba-1 alone", HY_MIX_MAMBA, 0.5f, 128, 8, 4, 1),
@@ -51,7 +51,7 @@ static gt_status resolve_mamba(hy_config *c) {
     const int inner = c->expand * c->hidden;
     if (!c->mamba_head) c->mamba_head = c->mamba == 1 ? 1 : inner % 64 == 0 ? 64 : inner % 32 == 0 ? 32 : 16;
     if (c->mamba == 1 && c->mamba_head != 1)
-        return hy_fail(GT_ERROR_VALUE, "mamba-head = %d: Mamba-1 has a state per channel, no heads", c->mamba_head);
+        return hy_fail(GT_ERROR_VALUE, "mamba-head = %d: Mamba-1 has no heads; leave it out", c->mamba_head);
     TRY(check_number("mamba-head", c->mamba_head, 1, 256));
     if (inner % c->mamba_head)
         return hy_fail(GT_ERROR_VALUE, "mamba-head = %d: must divide expand x hidden = %d", c->mamba_head, inner);
@@ -70,7 +70,7 @@ gt_status hy_config_resolve(hy_config *c) {
     if (c->hidden % c->heads)
         return hy_fail(GT_ERROR_VALUE, "heads = %d: must divide hidden = %d", c->heads, c->hidden);
     if (c->hidden / c->heads > 256)
-        return hy_fail(GT_ERROR_VALUE, "heads = %d: heads of %d channels; at most 256 are possible", c->heads,
+        return hy_fail(GT_ERROR_VALUE, "heads = %d: makes heads of %d channels; a head may have at most 256", c->heads,
                        c->hidden / c->heads);
     TRY(check_number("mix", c->mix, HY_MIX_NORM, HY_MIX_MAMBA));
     TRY(check_number("stateful", c->stateful, 0, 1));
@@ -78,7 +78,7 @@ gt_status hy_config_resolve(hy_config *c) {
     TRY(check_number("recompute", c->recompute, 0, 1));
     TRY(check_number("untied", c->untied, 0, 1));
     if (!(c->dropout >= 0 && c->dropout < 1))
-        return hy_fail(GT_ERROR_VALUE, "dropout = %g: must be 0 to below 1", (double)c->dropout);
+        return hy_fail(GT_ERROR_VALUE, "dropout = %g: must be at least 0 and below 1", (double)c->dropout);
     if (!c->samples) c->samples = 1;
     TRY(check_number("fuse", (int64_t)c->fuse, HY_WKV_SSM, HY_CONV_SSD));
     if (!(c->share > 0 && c->share < 1))

@@ -105,7 +105,7 @@ static gt_status note(profile *p, const hy_call *call) {
 
 static gt_status time_call(profile *p, const hy_call *call) {
     hy_backend *be = p->backend;
-    if (p->at == p->count) return hy_fail(GT_ERROR_UNSUPPORTED, "profile: a step made other calls than the one before");
+    if (p->at == p->count) return hy_fail(GT_ERROR_UNSUPPORTED, "profile: two steps made different calls");
     if (be->mark) {
         if (p->at == 0) TRY(be->delay(be, head_start));
         if (p->at == 0) TRY(be->mark(be));
@@ -173,11 +173,10 @@ static void add_row(row *sum, const row *r) {
 static gt_status print_all(const profile *p, double seconds) {
     row all = {.pass = "all", .part = "all", .name = "all"}, whole = all;
     for (int i = 0; i < p->row_count; i++) add_row(&all, &p->rows[i]);
-    printf(
-        "# where a step goes, on %s; ms: the shortest of %d runs of each call, by %s; the last row is a whole step as "
-        "training makes it\npart,operator,pass,calls,nodes,ms,mib,share,gb_per_s\n",
-        p->backend->device, p->backend->mark ? RUNS : CPU_RUNS,
-        p->backend->mark ? "the device's clock" : "the wall's clock");
+    printf("# where the time of a step goes, on %s; ms is the shortest of %d runs of each call, by %s; the last row is "
+           "a whole step of training\npart,operator,pass,calls,nodes,ms,mib,share,gb_per_s\n",
+           p->backend->device, p->backend->mark ? RUNS : CPU_RUNS,
+           p->backend->mark ? "the device's clock" : "the wall clock");
     for (int i = 0; i < p->row_count; i++) {
         row part = {.pass = "all", .part = p->rows[i].part, .name = "all"};
         int is_first = 1;

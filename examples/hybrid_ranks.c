@@ -35,7 +35,7 @@ static void on_alarm(int number) {
 static void describe_hang(void) {
     char who[32] = "";
     if (watched_size > 1) snprintf(who, sizeof who, "rank %d: ", watched_rank);
-    snprintf(hung, sizeof hung, "hybrid_train: %sno progress for %d s: %s\n", who, watched, doing);
+    snprintf(hung, sizeof hung, "hybrid_train: %sno progress for %d s; last progress: %s\n", who, watched, doing);
 }
 
 static void rearm(void) {
@@ -126,8 +126,8 @@ static void give_up(const hy_ranks *r, int n, int seconds, const char *failure) 
     if (failure)
         fprintf(stderr, "hybrid_train: rank %d: %s\n", r->rank, failure);
     else
-        fprintf(stderr, "hybrid_train: rank %d: no progress for %d s: it waits for%s; last, %s\n", r->rank, seconds,
-                *missing ? missing : " other ranks", doing);
+        fprintf(stderr, "hybrid_train: rank %d: no progress for %d s: it waits for%s; last progress: %s\n", r->rank,
+                seconds, *missing ? missing : " other ranks", doing);
     /* With Open MPI exiting is enough: its mpirun then ends every rank, and MPI_Abort may crash in its release 4.1. */
     if (!getenv("OMPI_COMM_WORLD_SIZE")) MPI_Abort(MPI_COMM_WORLD, 1);
     _exit(1);
@@ -197,7 +197,7 @@ static message judge(const hy_ranks *r) {
     for (int i = 1; i < r->size && !failures; i++) {
         if (inbox[i].call == all.call) continue;
         all.status = GT_ERROR_VALUE;
-        snprintf(all.text, sizeof all.text, "ranks do not do the same: rank 0 is at '%s', rank %d at '%s'",
+        snprintf(all.text, sizeof all.text, "ranks are not at the same point: rank 0 is at '%s', rank %d at '%s'",
                  call_names[all.call], i, call_names[inbox[i].call]);
     }
     return all;
@@ -287,7 +287,7 @@ static void gather(const hy_ranks *r, const double *numbers, double *all, int n,
     (void)r, (void)numbers, (void)all, (void)n, (void)to_all;
 }
 static gt_status join(hy_ranks *r) {
-    snprintf(r->library, sizeof r->library, "none: set it up with -Dmpi=enabled");
+    snprintf(r->library, sizeof r->library, "none; configure the build with -Dmpi=enabled");
     return GT_OK;
 }
 static void leave(void) {}
@@ -303,7 +303,7 @@ gt_status hy_ranks_open(hy_ranks *r) {
     watched_rank = r->rank, watched_size = r->size;
     if (status == GT_OK && r->size == 1 && expected > 1)
         return hy_fail(GT_ERROR_UNSUPPORTED,
-                       "%d processes were started that cannot reach each other; MPI of this build: %s", expected,
+                       "%d processes were started, but they cannot reach each other; MPI of this build: %s", expected,
                        r->library);
     if (status == GT_OK && r->rank && !freopen("/dev/null", "w", stdout))
         return hy_fail(GT_ERROR_VALUE, "/dev/null cannot be opened");
@@ -411,7 +411,7 @@ static gt_status compare(const char *own, size_t own_bytes, const char *first, s
     for (const char *at = first; at < first + bytes;) {
         const char *value = at + strlen(at) + 1, *other = value_of(own, own_bytes, at);
         if (!other || strcmp(value, other))
-            return hy_fail(GT_ERROR_VALUE, "%s: '%.200s' here, '%.200s' on rank 0; give all ranks the same", at,
+            return hy_fail(GT_ERROR_VALUE, "%s: '%.200s' here, '%.200s' on rank 0; give all ranks the same value", at,
                            other ? other : "", value);
         at = value + strlen(value) + 1;
     }

@@ -72,8 +72,8 @@ static void print_pace(const trainer *t, const hy_pace *pace) {
     double bytes_per_s;
     char floor[128] = "";
     if (hy_copy_speed(t->backend, &bytes_per_s) == GT_OK)
-        snprintf(floor, sizeof floor, "; byte floor %.4f ms (%.1f MiB, copies %.0f GB/s)", bytes / bytes_per_s * 1e3,
-                 bytes / MIB, bytes_per_s * 1e-9);
+        snprintf(floor, sizeof floor, "; byte floor %.4f ms (%.1f MiB; a copy runs at %.0f GB/s)",
+                 bytes / bytes_per_s * 1e3, bytes / MIB, bytes_per_s * 1e-9);
     hy_screen_entry(&t->screen, FINAL, "speed", "%s tokens/s of %d sample%s, %.4f ms per token%s",
                     hy_grouped((int64_t)(samples / seconds)).text, samples, samples == 1 ? "" : "s", seconds * 1e3,
                     floor);
@@ -109,7 +109,8 @@ void hy_print_models(const trainer *t) {
     const hy_screen *s = &t->screen;
     int count;
     const hy_config *list = hy_model_list(&count);
-    hy_screen_entry(s, 0, "", "width x layers, parameters with the %d symbols of %s, and without the embedding",
+    hy_screen_entry(s, 0, "",
+                    "name, width x layers, parameters with the %d symbols of %s, parameters without the embedding",
                     t->text.vocab, t->data);
     puts("");
     for (int i = 0; i < count; i++) {
@@ -136,7 +137,7 @@ static void print_memory_plan(const hy_screen *s, const hy_plan *p, int recomput
                  (double)parts[i].bytes / MIB);
     }
     hy_screen_entry(s, START, "memory", "%.1f MiB: %s%s", (double)p->total / MIB, text,
-                    recompute ? "; layers are run again for backward" : "");
+                    recompute ? "; backward computes the layers again" : "");
 }
 
 static void print_groups(const hy_screen *s, const hy_plan *p, int untied) {
@@ -155,15 +156,15 @@ static void print_saving(const trainer *t) {
     const hy_screen *s = &t->screen;
     const hy_options *o = &t->options;
     if (!*o->save)
-        hy_screen_entry(s, START, "model file", "none: --save FILE keeps what is learnt");
+        hy_screen_entry(s, START, "model file", "none: give --save FILE to keep the model");
     else if (o->save_every)
         hy_screen_entry(s, START, "model file", "%s, every %s steps and at the end", o->save,
                         hy_grouped(o->save_every).text);
     else
         hy_screen_entry(s, START, "model file", "%s, at the end", o->save);
     if (*o->save && o->keep_best)
-        hy_screen_entry(s, START, "", "%s.best holds the lowest point of the held-out curve", o->save);
-    if (*t->older) hy_screen_entry(s, START, "", "the file that was there is kept as %s", t->older);
+        hy_screen_entry(s, START, "", "%s.best has the model with the lowest loss on the held-out curve", o->save);
+    if (*t->older) hy_screen_entry(s, START, "", "the older file is now %s", t->older);
 }
 
 /* Describes the sizes of a model in words. */
@@ -213,12 +214,12 @@ void hy_print_start(const trainer *t) {
         hy_screen_entry(s, START, "data", "%s: %s bytes, %d different ones, %s documents", t->data,
                         hy_grouped(x->size).text, x->vocab, hy_grouped(x->documents).text);
     if (t->files.count > 1)
-        hy_screen_entry(s, START, "", "%s files, %s first", hy_grouped(t->files.count).text, t->files.path[0]);
-    if (x->span) hy_screen_entry(s, START, "", "mapped: the system reads what is needed");
+        hy_screen_entry(s, START, "", "%s files; the first is %s", hy_grouped(t->files.count).text, t->files.path[0]);
+    if (x->span) hy_screen_entry(s, START, "", "the files are mapped: the system reads only the parts in use");
     hy_screen_entry(s, START, "", "training %s, held out %s (%s)", hy_grouped(x->train).text,
                     hy_grouped(hy_held_out_tokens(x)).text, hy_part_of(t).text);
-    hy_screen_entry(s, START, "", "unigram entropy %.4f nats, of the held-out part %.4f", x->entropy_train,
-                    x->entropy_held_out);
+    hy_screen_entry(s, START, "", "unigram entropy: %.4f nats in the training part, %.4f in the held-out part",
+                    x->entropy_train, x->entropy_held_out);
     hy_screen_entry(s, START, "training",
                     "%s steps of %lld %s of %lld tokens, learning rate %g to %g, %lld warm-up, "
                     "seed %lld",
@@ -231,15 +232,18 @@ void hy_print_start(const trainer *t) {
     if (o->beta1 != 0.9 || o->beta2 != 0.95 || o->eps != 1e-8)
         hy_screen_entry(s, START, "", "AdamW with betas %g and %g, eps %g", o->beta1, o->beta2, o->eps);
     if (t->rows && t->rows < t->batch.rows)
-        hy_screen_entry(s, START, "", "%lld windows in memory at once: gradients are added up", (long long)t->rows);
+        hy_screen_entry(s, START, "", "%lld windows are in memory at once; the gradients of all parts are added up",
+                        (long long)t->rows);
     if (t->ranks.size > 1)
-        hy_screen_entry(s, START, "ranks", "%d, each with %lld of the %lld windows and all of the above memory; %s",
-                        t->ranks.size, (long long)t->batch.rows, (long long)o->batch, t->ranks.library);
+        hy_screen_entry(s, START, "ranks",
+                        "%d; each processes %lld of the %lld windows, and needs the memory above; %s", t->ranks.size,
+                        (long long)t->batch.rows, (long long)o->batch, t->ranks.library);
     if (*t->transport) hy_screen_entry(s, START, "gradients", "added up by %s", t->transport);
     if (o->dropout > 0) hy_screen_entry(s, START, "", "dropout %g", o->dropout);
     if (o->ema > 0)
-        hy_screen_entry(s, START, "", "evaluations and samples take a moving average of the weights, %g", o->ema);
-    if (t->steps) hy_screen_entry(s, START, "going on", "after step %s of %s", hy_grouped(t->steps).text, o->resume);
+        hy_screen_entry(s, START, "", "evaluations and samples use a moving average of the weights, with factor %g",
+                        o->ema);
+    if (t->steps) hy_screen_entry(s, START, "resumed", "after step %s of %s", hy_grouped(t->steps).text, o->resume);
     if (*o->init) hy_screen_entry(s, START, "weights", "from %s", o->init);
     print_saving(t);
     if (t->log.file) hy_screen_entry(s, START, "log", "%s%s%s", t->log.path, *t->log.note ? ": " : "", t->log.note);
@@ -315,7 +319,7 @@ gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, dou
 static void print_branches(const trainer *t) {
     const hy_probe *p = &t->probe;
     if (!p->has[0] || !p->has[1]) {
-        hy_screen_entry(&t->screen, START, "branches", "%s alone: RMS %.3g", p->has[0] ? "RWKV" : "Mamba",
+        hy_screen_entry(&t->screen, START, "branches", "only %s: RMS %.3g", p->has[0] ? "RWKV" : "Mamba",
                         p->branch_rms[p->has[0] ? 0 : 1]);
         return;
     }
@@ -381,7 +385,7 @@ static void print_watch(const trainer *t) {
         used += (size_t)snprintf(text + used, sizeof text - used, "%s", used ? ", " : "");
         snprintf(text + used, sizeof text - used, parts[i].format, parts[i].value);
     }
-    hy_screen_entry(&t->screen, FINAL, "GPU", "%s", *text ? text : "NVML tells nothing about it");
+    hy_screen_entry(&t->screen, FINAL, "GPU", "%s", *text ? text : "NVML reports nothing about it");
 }
 
 void hy_print_final(const trainer *t) {
@@ -390,7 +394,7 @@ void hy_print_final(const trainer *t) {
     hy_screen_entry(s, FINAL, "steps", "%s of %s, %s tokens, %.2f times the training part", hy_grouped(t->steps).text,
                     hy_grouped(t->options.steps).text, hy_grouped(t->tokens).text,
                     (double)t->tokens / (double)t->text.train);
-    hy_screen_entry(s, FINAL, "time", "%s, of which training %.1f s: %s tokens/s",
+    hy_screen_entry(s, FINAL, "time", "%s; training took %.1f s of it: %s tokens/s",
                     hy_duration(hy_now() - t->start).text, t->train_seconds,
                     hy_grouped((int64_t)((double)t->tokens / t->train_seconds)).text);
     if (t->best_step && t->options.keep_best)
@@ -400,7 +404,7 @@ void hy_print_final(const trainer *t) {
         hy_screen_entry(s, FINAL, "speed", "steps %d to %d: %s tokens/s by the clock, evaluations left out", SPEED_FROM,
                         SPEED_TO, hy_grouped((int64_t)t->speed).text);
     if (t->waited_of > 0)
-        hy_screen_entry(s, FINAL, "waiting", "%.2f %% of the time of steps, until NCCL had added up the gradients",
+        hy_screen_entry(s, FINAL, "waiting", "%.2f %% of the time of all steps, for NCCL to add up the gradients",
                         100 * t->waited / t->waited_of);
     hy_screen_entry(s, FINAL, "memory", "%.1f MiB", memory_mib(t));
     print_watch(t);
@@ -409,7 +413,7 @@ void hy_print_final(const trainer *t) {
     hy_screen_entry(s, FINAL, "training loss", "%.4f, mean of the last %d steps", hy_recent_mean(r, r->loss),
                     hy_recent_count(r));
     if (t->options.eval_every && t->options.eval_tokens && t->held_out >= 0)
-        hy_screen_entry(s, FINAL, "curve", "%.4f, its last point, on the first held-out tokens as all points (%s)",
+        hy_screen_entry(s, FINAL, "curve", "last point %.4f; every point is the loss of the first %s held-out tokens",
                         t->held_out, hy_grouped(t->options.eval_tokens).text);
     hy_print_loss(t);
 }

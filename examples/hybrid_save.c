@@ -153,7 +153,7 @@ static gt_status write_floats(hy_file_writer *w, double *numbers, int64_t n, con
     for (int64_t i = 0; i < n; i++) {
         double x = numbers[i];
         if (!isfinite(x))
-            return hy_fail(GT_ERROR_VALUE, "%s: not written: %s holds a number that is not finite", path, name);
+            return hy_fail(GT_ERROR_VALUE, "%s: not written: %s contains a number that is not finite", path, name);
         float y = (float)x; /* overwrites half of numbers[i / 2], which has been read */
         memcpy(floats + i, &y, sizeof y);
     }
@@ -252,7 +252,8 @@ gt_status hy_save_fits(const char *path, const char *reads) {
         hy_file file;
         gt_status status = hy_saved_open(&file, path);
         hy_file_close(&file);
-        if (status != GT_OK) return hy_fail(status, "it would replace what is no model file: %s", hy_last_error());
+        if (status != GT_OK)
+            return hy_fail(status, "it would replace a file that is not a model file: %s", hy_last_error());
     }
     return hy_writer_fits(path, reads);
 }
@@ -261,8 +262,9 @@ gt_status hy_save_fits(const char *path, const char *reads) {
 
 static gt_status damaged(const hy_file *f, const char *key) {
     const char *text = hy_file_text_of(f, key);
-    return hy_fail(GT_ERROR_VALUE, text ? "%s: damaged: its %s is '%.60s'" : "%s: damaged: its %s is missing", f->path,
-                   key, text);
+    return hy_fail(GT_ERROR_VALUE,
+                   text ? "%s: damaged: key %s has the value '%.60s'" : "%s: damaged: key %s is missing", f->path, key,
+                   text);
 }
 
 /* Returns the metadata text of a key.  If the key is missing, returns NULL and sets the error. */
@@ -338,14 +340,15 @@ static int is_key(const char *key) {
 static gt_status check_keys(const hy_file *f) {
     const char *version = hy_file_text_of(f, format_key);
     if (!version)
-        return hy_fail(GT_ERROR_VALUE, "%s: a safetensors file, but none of hybrid_train: it has no key '%s'", f->path,
+        return hy_fail(GT_ERROR_VALUE,
+                       "%s: a safetensors file, but not a model file of hybrid_train: it has no key '%s'", f->path,
                        format_key);
     if (strcmp(version, format) && strcmp(version, second_format) && strcmp(version, older_format))
-        return hy_fail(GT_ERROR_VALUE, "%s: its format is '%.20s', this program knows '%s', '%s' and '%s'", f->path,
-                       version, older_format, second_format, format);
+        return hy_fail(GT_ERROR_VALUE, "%s: its format is '%.20s', but this program knows only '%s', '%s' and '%s'",
+                       f->path, version, older_format, second_format, format);
     for (int i = 0; i < f->text_count; i++)
         if (!is_key(f->texts[i].key))
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: unknown key '%.60s' (your own ones begin with 'user.')",
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: unknown key '%.60s' (your own keys must begin with 'user.')",
                            f->path, f->texts[i].key);
     return GT_OK;
 }
@@ -412,12 +415,13 @@ static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_
     if (!t) {
         hy_fail(GT_ERROR_VALUE, "%s: does not fit: it has no tensor %s", f->path, name);
     } else if (t->dtype != dtype) {
-        hy_fail(GT_ERROR_VALUE, "%s: does not fit: tensor %s is not of %s", f->path, name,
+        hy_fail(GT_ERROR_VALUE, "%s: does not fit: tensor %s does not have the dtype %s", f->path, name,
                 dtype == HY_FILE_F32 ? "F32" : "I64");
     } else if (t->rank != rank || memcmp(t->shape, shape, (size_t)rank * sizeof *shape)) {
         print_shape(has, sizeof has, t->rank, t->shape);
         print_shape(needs, sizeof needs, rank, shape);
-        hy_fail(GT_ERROR_VALUE, "%s: does not fit: tensor %s is %s, the model's is %s", f->path, name, has, needs);
+        hy_fail(GT_ERROR_VALUE, "%s: does not fit: tensor %s has the shape %s, but the model needs %s", f->path, name,
+                has, needs);
     } else {
         return t;
     }
@@ -440,7 +444,8 @@ static gt_status check_size(const hy_file *f, const hy_options *o) {
     for (int past = 0; past < 2; past++) {
         snprintf(name, sizeof name, "layers.%lld.norm", (long long)o->layers - 1 + past);
         if ((hy_file_tensor_of(f, name) == NULL) != past)
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: it has not %lld layers", f->path, (long long)o->layers);
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: it does not have the %lld layers that it names", f->path,
+                           (long long)o->layers);
     }
     return GT_OK;
 }
@@ -474,7 +479,8 @@ static gt_status take_heads(const hy_file *f, hy_options *o) {
     const hy_file_tensor *bonus = hy_file_tensor_of(f, "layers.0.rwkv.bonus");
     char text[32];
     if (!bonus || bonus->rank != 2)
-        return hy_fail(GT_ERROR_VALUE, "%s: does not fit: it has no matrix layers.0.rwkv.bonus", f->path);
+        return hy_fail(GT_ERROR_VALUE, "%s: does not fit: tensor layers.0.rwkv.bonus is missing, or not a matrix",
+                       f->path);
     snprintf(text, sizeof text, "%lld", (long long)bonus->shape[0]);
     return hy_options_take(o, "heads", text, f->path, 1);
 }
@@ -515,7 +521,7 @@ static gt_status load_tensor(hy_file *f, const hy_run *run, const hy_tensor *own
         memcpy(&x, floats + i, sizeof x);
         room[i] = x;
         if (!isfinite(x))
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: %s holds a number that is not finite", f->path, t->name);
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: %s contains a number that is not finite", f->path, t->name);
     }
     return hy_model_write_tensor(run->model, own, t->count > own->count ? room + run->rank * own->count : room);
 }
@@ -546,8 +552,8 @@ static gt_status check_no_others(const hy_file *f, const hy_model *model) {
                  strncmp(name, "ema.", 4);
     }
     if (there == weights) return GT_OK;
-    return hy_fail(GT_ERROR_VALUE, "%s: does not fit: it has %d tensors of weights, the model %d", f->path, there,
-                   weights);
+    return hy_fail(GT_ERROR_VALUE, "%s: does not fit: it has %d tensors of weights, but the model needs %d", f->path,
+                   there, weights);
 }
 
 static gt_status load_weights(hy_file *f, hy_model *model, const char *prefix) {
@@ -566,7 +572,7 @@ static gt_status load_tracks(hy_file *f, const hy_run *run) {
     if (!from) return GT_ERROR_VALUE;
     TRY(hy_file_read(f, from, run->tracks->next));
     if (hy_tracks_moved(run->tracks, run->text)) return GT_OK;
-    return hy_fail(GT_ERROR_VALUE, "%s: damaged: a position in %s is in no track", f->path, positions);
+    return hy_fail(GT_ERROR_VALUE, "%s: damaged: a position in %s is outside of its track", f->path, positions);
 }
 
 gt_status hy_load_run(hy_file *f, hy_run *run) {
@@ -575,13 +581,10 @@ gt_status hy_load_run(hy_file *f, hy_run *run) {
     if (!sum) return GT_ERROR_VALUE;
     if (f->checksum_at < 0)
         return hy_fail(GT_ERROR_VALUE,
-                       "%s: a file without checksum serves --init, --eval and "
-                       "--generate; it cannot be resumed",
+                       "%s: cannot be resumed, because it has no checksum; use it with --init, --eval or --generate",
                        f->path);
     if (strcmp(sum, run->text_sum))
-        return hy_fail(GT_ERROR_VALUE,
-                       "%s: the text is not the one that %s was trained on, "
-                       "whose SHA-256 is %.64s",
+        return hy_fail(GT_ERROR_VALUE, "%s: not the text that %s was trained on; that text has the SHA-256 %.64s",
                        *run->options->val ? "data and val" : "data", f->path, sum);
     const int lacks = strcmp(hy_file_text_of(f, format_key), format) ? LATER_NUMBERS : 0;
     for (int i = 0; i < NUMBERS - lacks; i++) TRY(read_numbers(f, &numbers[i], &run->progress));

@@ -41,7 +41,7 @@ static gt_status parse_line(const char *line, int64_t number, const char *path, 
         char *end;
         const double x = *next >= '0' && *next <= '9' ? strtod(next, &end) : -1;
         if (x < 0 || x > 1e15 || x != (double)(int64_t)x || *end != (i < COLUMNS - 1 ? ',' : 0))
-            return hy_fail(GT_ERROR_VALUE, "score: %.300s, line %lld: %s: no whole number at '%.40s'", path,
+            return hy_fail(GT_ERROR_VALUE, "score: %.300s, line %lld: %s: '%.40s' is not a whole number", path,
                            (long long)number, columns[i], next);
         *value[i] = (int64_t)x;
         next = end + 1;
@@ -51,10 +51,12 @@ static gt_status parse_line(const char *line, int64_t number, const char *path, 
 
 static gt_status check_question(const hy_text *text, int64_t number, const char *path, const question *q) {
     if (q->prompt < 1 || q->answer < 1 || q->prompt > INT32_MAX)
-        return hy_fail(GT_ERROR_VALUE, "score: %.300s, line %lld: prompt %lld, answer %lld: must be at least 1", path,
+        return hy_fail(GT_ERROR_VALUE,
+                       "score: %.300s, line %lld: prompt = %lld, answer = %lld: both must be at least 1", path,
                        (long long)number, (long long)q->prompt, (long long)q->answer);
     if (q->first + q->prompt + q->answer > text->size)
-        return hy_fail(GT_ERROR_VALUE, "score: %.300s, line %lld: ends at token %lld of a text of %lld", path,
+        return hy_fail(GT_ERROR_VALUE,
+                       "score: %.300s, line %lld: the question ends at token %lld, but the text has %lld", path,
                        (long long)number, (long long)(q->first + q->prompt + q->answer), (long long)text->size);
     return GT_OK;
 }
@@ -68,7 +70,7 @@ static gt_status read_lines(score *s, char *lines, const hy_text *text, const ch
         line[strcspn(line, "\r")] = 0;
         if (number++ == 0) {
             if (strcmp(line, heading) != 0)
-                return hy_fail(GT_ERROR_VALUE, "score: %.300s: its first line is not %s", path, heading);
+                return hy_fail(GT_ERROR_VALUE, "score: %.300s: the first line must be %s", path, heading);
             continue;
         }
         question *q = &s->question[s->questions];
@@ -90,7 +92,7 @@ static gt_status read_questions(score *s, const hy_text *text, const char *path)
     s->group = calloc((size_t)most, sizeof *s->group);
     if (!lines || !s->question || !s->group) status = hy_fail(GT_ERROR_MEMORY, "score: no memory");
     if (status == GT_OK && memchr(file.bytes, 0, (size_t)file.size))
-        status = hy_fail(GT_ERROR_VALUE, "score: %.300s holds a byte 0", path);
+        status = hy_fail(GT_ERROR_VALUE, "score: %.300s contains a NUL byte", path);
     if (status == GT_OK) {
         memcpy(lines, file.bytes, (size_t)file.size);
         status = read_lines(s, lines, text, path);
@@ -144,7 +146,7 @@ static gt_status ask_all(trainer *t, score *s) {
     for (int64_t i = 0; i < s->questions && status == GT_OK && !hy_interrupted(t); i++) {
         status = ask(t, &s->question[i], tokens, logits, &is_right);
         if (status == GT_OK) count(s, &s->question[i], is_right);
-        hy_alive("a question is answered");
+        hy_alive("a question was answered");
     }
     free(tokens);
     free(logits);
@@ -178,7 +180,7 @@ static void print_rows(const score *s) {
 gt_status hy_print_score(trainer *t) {
     score s = {NULL, NULL, 0, 0};
     if (t->ranks.size > 1)
-        return hy_fail(GT_ERROR_VALUE, "score: runs in one process, and here are %d ranks; start it without mpirun",
+        return hy_fail(GT_ERROR_VALUE, "score: runs in one process, but there are %d ranks; start it without mpirun",
                        t->ranks.size);
     hy_catch_signals(t);
     gt_status status = read_questions(&s, &t->text, t->options.score);

@@ -30,13 +30,13 @@ static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda
     const char *dtype = t->options.dtype; /* the user's choice */
     gt_status status;
     if (t->options.plan.count && strcmp(wanted, "cuda")) {
-        snprintf(t->why, sizeof t->why, "a plan needs none");
+        snprintf(t->why, sizeof t->why, "a plan needs no device");
         return hy_backend_plan(&t->backend, *dtype ? dtype_of(dtype) : GT_BF16);
     }
     if (!strcmp(wanted, "cpu")) {
         if (*dtype && dtype_of(dtype) != GT_F32)
-            return hy_fail(GT_ERROR_VALUE, "dtype: '%s': the CPU computes in f32 alone; leave --dtype out", dtype);
-        snprintf(t->why, sizeof t->why, "as --device says");
+            return hy_fail(GT_ERROR_VALUE, "dtype: '%s': the CPU computes only in f32; leave --dtype out", dtype);
+        snprintf(t->why, sizeof t->why, "chosen by --device");
         return hy_backend_cpu(&t->backend);
     }
     status = hy_backend_cuda(&t->backend, dtype_of(on_cuda), t->ranks.size > 1 ? t->ranks.local_rank : -1);
@@ -46,10 +46,10 @@ static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda
     }
     if (!strcmp(wanted, "cuda")) return hy_fail(status, "device cuda: %s", hy_last_error());
     if (*dtype && dtype_of(dtype) != GT_F32)
-        return hy_fail(GT_ERROR_VALUE,
-                       "dtype: '%s' needs a GPU, but there is no CUDA (%s); the CPU computes in f32 "
-                       "alone: leave --dtype out",
-                       dtype, hy_last_error());
+        return hy_fail(
+            GT_ERROR_VALUE,
+            "dtype: '%s' needs a GPU, but there is no CUDA (%s); leave --dtype out to compute in f32 on the CPU", dtype,
+            hy_last_error());
     snprintf(t->why, sizeof t->why, "no CUDA (%s)", hy_last_error());
     return hy_backend_cpu(&t->backend);
 }
@@ -116,10 +116,12 @@ static gt_status open_backend(trainer *t) {
         wanted = on_cpu ? "cpu" : "auto";
     }
     if (saved && *o->resume && *dtype && strcmp(saved, dtype) && !(on_cpu && dtype_of(dtype) == GT_F32))
-        return hy_fail(GT_ERROR_VALUE, "dtype: %s is not the %.20s of %s", dtype, saved, o->resume);
+        return hy_fail(GT_ERROR_VALUE, "dtype: %s differs from %.20s, the value in %s; leave it out", dtype, saved,
+                       o->resume);
     if (saved && !*dtype && !on_cpu) dtype = saved;
     gt_status status = open_device(t, wanted, dtype);
-    if (status == GT_OK && wanted != o->device && on_cpu) snprintf(t->why, sizeof t->why, "as the run that goes on");
+    if (status == GT_OK && wanted != o->device && on_cpu)
+        snprintf(t->why, sizeof t->why, "the device of the resumed run");
     return status;
 }
 
@@ -149,13 +151,13 @@ static gt_status find_mode(const hy_options *o, int ranks, const char **mode) {
             return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *mode, modes[i].name);
         *mode = modes[i].name, has_mode = 1;
         if (ranks > 1 && !modes[i].has_ranks)
-            return hy_fail(GT_ERROR_VALUE, "--%s runs in one process, and here are %d ranks; start it without mpirun",
+            return hy_fail(GT_ERROR_VALUE, "--%s runs in one process, but there are %d ranks; start it without mpirun",
                            *mode, ranks);
         if (!modes[i].trains && (*o->save || *o->csv))
-            return hy_fail(GT_ERROR_VALUE, "--%s trains nothing: no --%s with it", *mode, *o->save ? "save" : "csv");
+            return hy_fail(GT_ERROR_VALUE, "--%s does not train; leave --%s out", *mode, *o->save ? "save" : "csv");
     }
     if (ranks > 1 && !strcmp(o->fallback, "cpu"))
-        return hy_fail(GT_ERROR_VALUE, "fallback: cpu works in one process, and here are %d ranks; leave it out",
+        return hy_fail(GT_ERROR_VALUE, "fallback: cpu works only in one process, but there are %d ranks; leave it out",
                        ranks);
     return hy_options_fit(o, *mode);
 }
@@ -184,7 +186,7 @@ static gt_status read_prompt(trainer *t) {
     gt_status status = hy_span_load(&file, strcmp(path, "-") ? path : "/dev/stdin", 0);
     if (status != GT_OK) return hy_fail(status, "prompt-file: %s", hy_last_error());
     if (memchr(file.bytes, 0, (size_t)file.size))
-        status = hy_fail(GT_ERROR_VALUE, "prompt-file: %s holds a byte 0, which no prompt can", path);
+        status = hy_fail(GT_ERROR_VALUE, "prompt-file: %s contains a NUL byte, which a prompt cannot have", path);
     else if (!(t->prompt = malloc((size_t)file.size + 1)))
         status = hy_fail(GT_ERROR_MEMORY, "prompt-file: no memory");
     if (status == GT_OK) memcpy(t->prompt, file.bytes, (size_t)file.size), t->prompt[file.size] = 0;
@@ -222,7 +224,8 @@ static gt_status read_vocabulary(trainer *t) {
     status = hy_saved_vocabulary(&t->file, bytes, &count);
     if (status == GT_OK) status = hy_saved_first_byte(&t->file, &first);
     if (status != GT_OK) return status;
-    if (*t->options.table) return hy_fail(GT_ERROR_VALUE, "table: goes with --tokens uint16 or uint32 alone");
+    if (*t->options.table)
+        return hy_fail(GT_ERROR_VALUE, "table: has no effect without --tokens uint16 or uint32; leave it out");
     hy_text_vocabulary(&t->text, bytes, count, t->options.end_symbol);
     snprintf(t->text.end_text, sizeof t->text.end_text, "%s", *t->options.separator ? t->options.separator : "\n\n\n");
     t->first_token = t->text.token_of[first];
@@ -245,7 +248,7 @@ static gt_status use_vocabulary(trainer *t) {
     }
     t->first_token = hy_token(&t->text, 0);
     if (status == GT_OK) return status;
-    return hy_fail(status, "data %s: %s, %s", t->data, hy_last_error(), t->file.path);
+    return hy_fail(status, "data %s: %s (model file %s)", t->data, hy_last_error(), t->file.path);
 }
 
 /* Reads the model file into the new model.  A resumed run reads everything, any other run only the weights. */
@@ -264,7 +267,7 @@ static gt_status keep_from_draft(const hy_options *o) {
     char *place = realpath(o->save, NULL); /* follows links */
     snprintf(draft, sizeof draft, "%.*s.tmp", HY_PATH_MAX, place ? place : o->save);
     free(place);
-    return hy_keep_apart("csv", o->csv, "the file as which --save writes first", draft);
+    return hy_keep_apart("csv", o->csv, "the temporary file of --save", draft);
 }
 
 /* Checks that the model file can be written. */
@@ -272,7 +275,7 @@ static gt_status check_save(const trainer *t) {
     const hy_options *o = &t->options;
     if (!*o->save) return GT_OK;
     if (hy_is_standard(o->save))
-        return hy_fail(GT_ERROR_VALUE, "save: %s is where the report goes; give another name", o->save);
+        return hy_fail(GT_ERROR_VALUE, "save: %s already receives the report; give another name", o->save);
     gt_status status = keep_texts(t, "save", o->save);
     if (status == GT_OK && o->config) status = hy_keep_apart("save", o->save, "the config file", o->config);
     if (status == GT_OK) status = hy_keep_apart("save", o->save, "the log", o->csv);
@@ -313,9 +316,10 @@ static gt_status check_source(const hy_options *o) {
                                                     : NULL);
     if (is_bytes && *o->table) wrong = "table";
     if (!is_bytes && !*o->data && !*o->val)
-        return hy_fail(GT_ERROR_VALUE, "tokens: the fables are bytes; --data names a file");
+        return hy_fail(GT_ERROR_VALUE, "tokens: the fables are bytes; use --data to name a file of tokens");
     if (!wrong) return GT_OK;
-    return hy_fail(GT_ERROR_VALUE, "%s: goes with %s alone", wrong, is_bytes ? "--tokens uint16 or uint32" : "bytes");
+    return hy_fail(GT_ERROR_VALUE, "%s: has no effect without --tokens %s; leave it out", wrong,
+                   is_bytes ? "uint16 or uint32" : "bytes");
 }
 
 /* Escapes a text as the command line expects it.  Bytes other than printable ASCII become \n, \t or \xNN. */
@@ -379,7 +383,7 @@ static gt_status load_text(trainer *t, const char *program) {
     if (status == GT_OK) status = hy_text_load(&t->text, &t->files, &t->val, &source);
     if (status == GT_OK) status = check_ends(t);
     if (status != GT_OK && t->data_is_files)
-        hy_fail(status, "%s (so says %s; --data names another place)", hy_last_error(), t->file.path);
+        hy_fail(status, "%s (%s names this text; if it is elsewhere, use --data)", hy_last_error(), t->file.path);
     if (status != GT_OK || t->options.list_models) return status;
     if (source.sum) hy_text_sum(&t->text, t->text_sum);
     status = use_vocabulary(t);
@@ -453,7 +457,7 @@ static void advise_on_memory(const trainer *t, char *advice, size_t size) {
         snprintf(way[ways++], sizeof way[0], "a smaller --model");
     *advice = 0;
     for (int i = 0; i < ways; i++) {
-        const char *before = i == 0 ? "; less is needed with " : i + 1 < ways ? ", " : " or ";
+        const char *before = i == 0 ? "; it needs less with " : i + 1 < ways ? ", " : " or ";
         const size_t used = strlen(advice);
         snprintf(advice + used, size - used, "%s%s", before, way[i]);
     }
@@ -462,13 +466,14 @@ static void advise_on_memory(const trainer *t, char *advice, size_t size) {
 /* Fails with a message that says how much memory the model needs.  `there` is the number of bytes available, or 0 if
  * that is not known. */
 static gt_status needs_memory(const trainer *t, size_t there, int is_limited) {
-    char how_much[64] = "which cannot be had", advice[320];
+    char how_much[64] = "they could not be allocated", advice[320];
     if (there)
-        snprintf(how_much, sizeof how_much, is_limited ? "the limit of this container is %.0f" : "%.0f are there",
+        snprintf(how_much, sizeof how_much,
+                 is_limited ? "the limit of this container is %.0f MiB" : "%.0f MiB are available",
                  (double)there / MIB);
     advise_on_memory(t, advice, sizeof advice);
-    return hy_fail(GT_ERROR_MEMORY, "the model needs %.0f MiB of memory, %s%s", (double)t->plan.total / MIB, how_much,
-                   advice);
+    return hy_fail(GT_ERROR_MEMORY, "the model needs %.0f MiB of memory, but %s%s", (double)t->plan.total / MIB,
+                   how_much, advice);
 }
 
 /* Finds how many windows the model can process at once, with at most four fifths of the memory.  The number is the
@@ -492,7 +497,7 @@ static int64_t share_of(const trainer *t) { return t->options.batch / t->ranks.s
 static gt_status check_share(const trainer *t, int64_t batch) {
     const int64_t size = t->ranks.size, least = batch / size * size;
     if (batch % size == 0) return GT_OK;
-    return hy_fail(GT_ERROR_VALUE, "batch: %lld windows are no multiple of %lld ranks; the nearest is %lld",
+    return hy_fail(GT_ERROR_VALUE, "batch: %lld windows are not a multiple of %lld ranks; the nearest is %lld",
                    (long long)batch, (long long)size,
                    (long long)(least && 2 * (batch - least) < size ? least : least + size));
 }
@@ -510,11 +515,13 @@ static gt_status choose_rows(trainer *t) {
     while (share % nearest) nearest--;
     if (*o->resume && !hy_options_given(o, "micro-batch")) t->rows = nearest;
     if (t->rows != nearest)
-        return hy_fail(GT_ERROR_VALUE, "micro-batch: %lld is no divisor of %s = %lld; the nearest is %lld",
+        return hy_fail(GT_ERROR_VALUE, "micro-batch: %lld does not divide %s = %lld; the nearest is %lld",
                        (long long)wanted, whole, (long long)share, (long long)nearest);
     if (o->stateful && t->rows < share)
-        return hy_fail(GT_ERROR_VALUE, "micro-batch: %lld does not go with --stateful, whose tracks are one batch",
-                       (long long)wanted);
+        return hy_fail(
+            GT_ERROR_VALUE,
+            "micro-batch: %lld cannot be used with --stateful, which needs all tracks in one batch; leave it out",
+            (long long)wanted);
     return GT_OK;
 }
 
@@ -612,9 +619,9 @@ static gt_status choose_transport(trainer *t, int *takes_nccl) {
     if (is_demanded && *reason) return hy_fail(GT_ERROR_UNSUPPORTED, "nccl: %s, which NCCL refuses", reason);
     *takes_nccl = !*reason;
     if (*takes_nccl)
-        snprintf(t->transport, sizeof t->transport, "NCCL %s, on the GPUs, beside backward", hy_nccl_version());
+        snprintf(t->transport, sizeof t->transport, "NCCL %s, on the GPUs, while backward runs", hy_nccl_version());
     else
-        snprintf(t->transport, sizeof t->transport, "MPI, through host memory; no NCCL: %s", reason);
+        snprintf(t->transport, sizeof t->transport, "MPI, through host memory; NCCL is not used: %s", reason);
     return GT_OK;
 }
 
@@ -627,7 +634,7 @@ static gt_status connect_gpus(trainer *t) {
     if (status != GT_OK || !takes_nccl) return status;
     if (!t->ranks.rank) status = hy_nccl_new_id(&id);
     if ((status = hy_ranks_share(&t->ranks, status, &id, sizeof id)) != GT_OK) return status;
-    hy_alive("NCCL connects the GPUs of all ranks");
+    hy_alive("NCCL began to connect the GPUs of all ranks");
     t->ranks.waits_on_gpu = 1;
     status = hy_nccl_open(&nccl, &t->ranks, &id);
     if (status == GT_OK) t->backend->connect(t->backend, nccl);
@@ -644,7 +651,7 @@ gt_status hy_set_up(trainer *t, const char *program) {
     if (status == GT_OK && o->watch) status = watch(t);
     if (status == GT_OK) status = *o->generate ? read_vocabulary(t) : load_text(t, program);
     if (status != GT_OK) return status;
-    hy_alive("the text is read, the model comes next");
+    hy_alive("the text was read; the model comes next");
     if ((status = choose_config(t)) != GT_OK) return status;
     t->random = (uint64_t)o->seed;
     t->loss_scale = 1;
@@ -674,7 +681,7 @@ gt_status hy_set_up(trainer *t, const char *program) {
     if (t->ranks.size > 1) status = agree(t, status); /* comes before any rank writes a file */
     if (status == GT_OK && !t->config.inference && !o->profile) status = connect_gpus(t);
     if (status != GT_OK) return status;
-    hy_alive("the model is there, the log comes next");
+    hy_alive("the model was created; the log comes next");
     if (t->ranks.rank) return GT_OK; /* only rank 0 writes a log */
     const hy_log_point end = {t->steps, t->tokens, t->last_loss};
     if (*o->resume && t->steps >= o->steps) return hy_log_reopen(&t->log, o->csv, &end); /* keeps all its rows */

@@ -110,7 +110,7 @@ static int show_complete(trainer *t) {
         return 0;
     }
     if (hy_flush_report() != GT_OK || hy_complete_log(t) != GT_OK) return fail(t, EXIT_FAILURE);
-    printf("%s: its last row has the held-out loss now, %.4f\n", t->options.csv, t->final.mean);
+    printf("%s: the last row now has the held-out loss, %.4f\n", t->options.csv, t->final.mean);
     return 0;
 }
 
@@ -120,7 +120,8 @@ static gt_status fall_back(trainer *t, char *program) {
     hy_options *o = &t->options;
     char *argv[20] = {program};
     int argc = 1;
-    if (!t->saved && !*o->resume) return hy_fail(GT_ERROR_VALUE, "fallback: nothing was saved to go on from");
+    if (!t->saved && !*o->resume)
+        return hy_fail(GT_ERROR_VALUE, "fallback: no file was saved from which the run could continue");
     char steps[32], seconds[32];
     snprintf(steps, sizeof steps, "%lld", (long long)o->steps);
     snprintf(seconds, sizeof seconds, "%lld", (long long)o->stall_timeout);
@@ -131,14 +132,14 @@ static gt_status fall_back(trainer *t, char *program) {
     if (*o->csv) argv[argc++] = "--csv", argv[argc++] = o->csv;
     if (o->quiet) argv[argc++] = "--quiet";
     if (o->stall_timeout) argv[argc++] = "--stall-timeout", argv[argc++] = seconds;
-    printf("going on on the CPU from step %lld of %s\n\n", (long long)(t->saved ? t->saved : t->resumed),
+    printf("continuing on the CPU from step %lld of %s\n\n", (long long)(t->saved ? t->saved : t->resumed),
            t->saved ? o->save : o->resume);
     gt_status status = hy_flush_report();
     if (status == GT_OK) status = hy_log_close(&t->log);
     if (status != GT_OK) return status;
     hy_limit_stall(0); /* a pending alarm would survive in the new program */
     execvp(program, argv);
-    return hy_fail(GT_ERROR_VALUE, "fallback: %s cannot be started again: %s", program, strerror(errno));
+    return hy_fail(GT_ERROR_VALUE, "fallback: cannot start %s again: %s", program, strerror(errno));
 }
 
 /* Runs the mode that the options select; hy_set_up has done all work before it.  Returns the exit status. */

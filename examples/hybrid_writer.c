@@ -47,13 +47,13 @@ static gt_status no_memory(const hy_file_writer *w) {
 static gt_status find_place(hy_file_writer *w, const char *path) {
     struct stat about;
     if (stat(path, &about) == 0) {
-        if (!S_ISREG(about.st_mode)) return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", path);
+        if (!S_ISREG(about.st_mode)) return hy_fail(GT_ERROR_VALUE, "%s: not a regular file", path);
         if (access(path, W_OK)) return hy_fail(GT_ERROR_VALUE, "%s: cannot be written: %s", path, strerror(errno));
         w->mode = about.st_mode & 0777;
         w->replaces = 1;
         w->path = realpath(path, NULL);
     } else if (lstat(path, &about) == 0) {
-        return hy_fail(GT_ERROR_VALUE, "%s: a link to a file that is not there", path);
+        return hy_fail(GT_ERROR_VALUE, "%s: a link to a file that does not exist", path);
     } else {
         w->path = strdup(path);
     }
@@ -90,21 +90,21 @@ static gt_status open_beside(hy_file_writer *w, int *again) {
         if ((*again = w->file < 0 && errno == EEXIST)) return GT_OK;
     }
     if (w->file < 0 && !lstat(w->beside, &there))
-        return hy_fail(GT_ERROR_VALUE,
-                       "%s: cannot be written: %s.tmp is in the way (%s); remove it or give another name", w->path,
-                       w->path, strerror(errno));
+        return hy_fail(
+            GT_ERROR_VALUE,
+            "%s: its temporary file, %s.tmp, exists and cannot be opened (%s); remove it or give another name", w->path,
+            w->path, strerror(errno));
     if (w->file < 0) return fail_writing(w, "cannot be written");
     if (flock(w->file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
         return hy_fail(GT_ERROR_VALUE, "%s: another program is writing it", w->path);
     if (fstat(w->file, &ours)) return fail_writing(w, "cannot be written");
-    if (!S_ISREG(ours.st_mode)) return hy_fail(GT_ERROR_VALUE, "%s: this is no regular file", w->beside);
+    if (!S_ISREG(ours.st_mode)) return hy_fail(GT_ERROR_VALUE, "%s: not a regular file", w->beside);
     if (stat(w->beside, &there) || ours.st_ino != there.st_ino || ours.st_dev != there.st_dev) {
         close(w->file);
         w->file = -1;
         *again = 1;
     } else if (!is_left_over(w->file)) {
-        return hy_fail(GT_ERROR_VALUE,
-                       "%s: %s.tmp, as which it is written first, is in the way; remove it or give another name",
+        return hy_fail(GT_ERROR_VALUE, "%s: its temporary file, %s.tmp, already exists; remove it or give another name",
                        w->path, w->path);
     }
     return GT_OK;
@@ -160,10 +160,9 @@ gt_status hy_writer_fits(const char *path, const char *reads) {
     gt_status status = GT_OK;
     if (*reads && !fstat(w->file, &ours) && !stat(reads, &other) && ours.st_ino == other.st_ino &&
         ours.st_dev == other.st_dev)
-        status = hy_fail(GT_ERROR_VALUE,
-                         "%s: %s.tmp, as which it is written first, is the model file that is "
-                         "read; give another name",
-                         w->path, w->path);
+        status =
+            hy_fail(GT_ERROR_VALUE, "%s: its temporary file, %s.tmp, is the model file that is read; give another name",
+                    w->path, w->path);
     if (w->is_new) unlink(w->beside);
     free_writer(w);
     return status;
@@ -313,7 +312,7 @@ static gt_status sync_folder(const hy_file_writer *w) {
 
 static gt_status put_in_place(hy_file_writer *w) {
     if (w->written != w->data)
-        return hy_fail(GT_ERROR_VALUE, "%s: %lld bytes written of %lld announced", w->path, (long long)w->written,
+        return hy_fail(GT_ERROR_VALUE, "%s: only %lld of %lld bytes were written", w->path, (long long)w->written,
                        (long long)w->data);
     TRY(put_checksum(w));
     if (fsync(w->file)) return fail_writing(w, "cannot be written");

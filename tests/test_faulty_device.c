@@ -39,15 +39,15 @@ static void test_saves(void) {
     double loss = whole_loss("");
     remove("a.st");
     CHECK(fails("gemm 1000", RUN "--save a.st --save-every 0",
-                " on a device that fails: layer 0: cublasLtMatmul: an illegal", "a.st goes on from step "));
+                " on a device that fails: layer 0: cublasLtMatmul: an illegal", "use --resume a.st, which has step "));
     CHECK(exists("a.st"));
     if (!CHECK(run_program(&out, "--resume a.st --device cpu") == 0)) puts(out);
-    CHECK(strstr(out, "going on") && final_loss(out) == loss);
+    CHECK(strstr(out, "resumed") && final_loss(out) == loss);
     free(out);
     /* the device fails in an evaluation, after a step */
     remove("e.st");
     CHECK(fails("gemm 420", RUN "--save e.st --save-every 0 --eval-every 2",
-                "on a device that fails: ", "on the CPU with --device cpu --resume"));
+                "on a device that fails: ", "and --device cpu for the CPU"));
     if (!CHECK(run_program(&out, "--resume e.st --device cpu") == 0)) puts(out);
     CHECK(final_loss(out) == loss);
     free(out);
@@ -58,17 +58,17 @@ static void test_lost(void) {
     char *out;
     double loss = whole_loss("");
     remove("b.st");
-    CHECK(fails("gemm 1000 for good", RUN "--save b.st --save-every 2", "b.st goes on from step ",
-                "on the CPU with --device cpu --resume"));
+    CHECK(fails("gemm 1000 for good", RUN "--save b.st --save-every 2", "use --resume b.st, which has step ",
+                "and --device cpu for the CPU"));
     if (!CHECK(run_program(&out, "--resume b.st --device cpu") == 0)) puts(out);
     CHECK(final_loss(out) == loss);
     free(out);
     remove("c.st");
     CHECK(fails("gemm 1000 for good", RUN "--save c.st --save-every 0", "nothing is saved yet",
-                "; --device cpu runs on the CPU"));
+                "; use --device cpu to run on the CPU"));
     CHECK(!exists("c.st"));
-    CHECK(fails("gemm 1000", RUN, "cublasLtMatmul: an illegal", "; --device cpu runs on the CPU"));
-    CHECK(fails("gemm 2", RUN, "cublasLtMatmul: an illegal", "; --device cpu runs on the CPU"));
+    CHECK(fails("gemm 1000", RUN, "cublasLtMatmul: an illegal", "; use --device cpu to run on the CPU"));
+    CHECK(fails("gemm 2", RUN, "cublasLtMatmul: an illegal", "; use --device cpu to run on the CPU"));
 }
 
 /* If the device fails in the middle of an update, the weights belong to no step, so the program does not save them.
@@ -78,7 +78,7 @@ static void test_not_whole(void) {
     CHECK(fails("adamw 9", RUN "--save d.st --save-every 0", "step 9 on a device that fails: cuda adamw: an illegal",
                 ""));
     CHECK(!exists("d.st"));
-    CHECK(fails("adamw 9", RUN "--save d.st --save-every 4", "d.st goes on from step 8", "cuda adamw"));
+    CHECK(fails("adamw 9", RUN "--save d.st --save-every 4", "use --resume d.st, which has step 8", "cuda adamw"));
     remove("d.st");
     CHECK(fails("gemm 1000", RUN "--stateful --save d.st --save-every 0", "cublasLtMatmul: an illegal", ""));
     CHECK(!exists("d.st"));
@@ -114,7 +114,7 @@ static void test_fallback(void) {
         setenv("HY_FAULT", faults[i], 1);
         CHECK(run_program(&out, RUN "--save f.st --save-every 2 --fallback cpu --csv f.csv") == 0);
         unsetenv("HY_FAULT");
-        if (!CHECK(strstr(out, "cublasLtMatmul: ") && strstr(out, "going on on the CPU from step ") &&
+        if (!CHECK(strstr(out, "cublasLtMatmul: ") && strstr(out, "continuing on the CPU from step ") &&
                    strstr(out, "device      CPU") && final_loss(out) == final_loss(whole)))
             puts(out);
         free(out);
@@ -125,7 +125,7 @@ static void test_fallback(void) {
     /* without a saved file, the program cannot continue */
     remove("g.st");
     CHECK(fails("gemm 1000 for good", RUN "--save g.st --save-every 0 --fallback cpu", "an illegal",
-                "fallback: nothing was saved to go on from"));
+                "fallback: no file was saved from which the run could continue"));
     CHECK(says(2, RUN "--fallback cpu", "fallback: cpu has no effect without --save", ""));
     free(whole);
 }
@@ -143,7 +143,7 @@ static void test_by_name(void) {
 /* An error that a later call reports does not tell which call failed.  With --synchronize the program waits after each
  * call, and so names the failed call. */
 static void test_late(void) {
-    const char *late = "; --synchronize names the call",
+    const char *late = "; run again with --synchronize to see which call failed",
                *named = ": layer 0: backward, branches: wkv_ssm_backward: a kernel: an illegal";
     char *out;
     double loss = whole_loss("");
@@ -181,7 +181,7 @@ static void test_watch(void) {
     CHECK(says(1, RUN "--device cuda --watch", "watch: the GPU at 0000:0A:00.0: Not Found", ""));
     setenv("HY_NVML", "81", 1);
     if (!CHECK(run_program(&out, RUN "--device cuda --watch --csv h.csv --save h.st") == 0)) puts(out);
-    char *warning = strstr(out, "the GPU has 81 degrees Celsius, more than 80");
+    char *warning = strstr(out, "the GPU has a temperature of 81 degrees Celsius, above 80");
     CHECK(warning && !strstr(warning + 40, "degrees Celsius"));
     CHECK(strstr(out, "GPU            93 % used, at most 81 degrees, at most 10240 MiB of its"));
     free(out);

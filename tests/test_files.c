@@ -257,26 +257,26 @@ static void test_refused_headers(void) {
         {"{\"a\"" T8 "", 8, "'}' is missing"},
         {"{\"a\"" T8 "}x", 8, "follows its end"},
         {"{\"a\"" T8 ",}", 8, "'\"' is missing"},
-        {"{\"a\"" T8 ",\"a\"" T16 "}", 16, "a is there twice"},
-        {"{\"a\"" T8 ",\"a\"" T8 "}", 8, "a is there twice"},
+        {"{\"a\"" T8 ",\"a\"" T16 "}", 16, "a occurs twice"},
+        {"{\"a\"" T8 ",\"a\"" T8 "}", 8, "a occurs twice"},
         {"{\"a\"" T8 ",\"b\"" T8 "}", 8, "does not begin where"},
         {"{\"a\"" T16 "}", 16, "does not begin where"},
         {"{\"a\"" T8 "}", 7, "cut short: it has"},
-        {"{\"a\"" T8 "}", 9, "1 bytes follow its end"},
-        {PLACE("[3]", "[0,8]"), 8, "do not fit"},
-        {PLACE("[2]", "[8,0]"), 8, "do not fit"},
+        {"{\"a\"" T8 "}", 9, "1 extra bytes follow its end"},
+        {PLACE("[3]", "[0,8]"), 8, "does not match its data_offsets"},
+        {PLACE("[2]", "[8,0]"), 8, "does not match its data_offsets"},
         {PLACE("[2.0]", "[0,8]"), 8, "not whole"},
         {PLACE("[2e0]", "[0,8]"), 8, "not whole"},
         {PLACE("[02]", "[0,8]"), 8, "not whole"},
         {PLACE("[-2]", "[0,8]"), 8, "a number is missing"},
-        {PLACE("[]", "[0,8]"), 8, "do not fit"},
+        {PLACE("[]", "[0,8]"), 8, "does not match its data_offsets"},
         {PLACE("[99999999999999999999]", "[0,8]"), 8, "too large"},
         {PLACE("[9007199254740992,9007199254740992]", "[0,8]"), 8, "too large"},
         {PLACE("[4611686018427387905]", "[0,8]"), 8, "too large"},
         {PLACE("[1,1,1,1,1,1,1,1,2]", "[0,8]"), 8, "more than 8 numbers"},
-        {PLACE("[2]", "[0]"), 8, "incomplete"},
-        {PLACE("[2]", "[0,8,8]"), 8, "incomplete"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8, "incomplete"},
+        {PLACE("[2]", "[0]"), 8, "lacks dtype, shape or data_offsets"},
+        {PLACE("[2]", "[0,8,8]"), 8, "lacks dtype, shape or data_offsets"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8, "lacks dtype, shape or data_offsets"},
         {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 8, "key 'dtype'"},
         {"{\"a\":{\"type\":\"F32\"}}", 8, "key 'type'"},
         {"{\"a\":[]}", 0, "'{' is missing"},
@@ -288,25 +288,25 @@ static void test_refused_headers(void) {
         {"{\"a\\u0000\"" T8 "}", 8, "a NUL"},
         {"{\"a\n\"" T8 "}", 8, "control character"},
         {"{\"__metadata__\":{\"a\":1}}", 0, "'\"' is missing"},
-        {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "'a' is there twice"},
-        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "metadata is there twice"},
+        {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "'a' occurs twice"},
+        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "the key __metadata__ occurs twice"},
         {"{\"__metadata__\":{\"checksum\":\"sha256:123\"}}", 0, "the checksum is not"},
         {"{\"__metadata__\":{\"checksum\":\"sha256:0000000000000000000000000000000000000000000000"
          "000000000000000000\"}}",
          0, "its checksum is wrong"},
-        {"{\"a\"" T8 "}", 8, "none of hybrid_train"},
+        {"{\"a\"" T8 "}", 8, "not a model file of hybrid_train"},
         {"{\"__metadata__\":{\"hybrid_train_format\":\"4\"}}", 0, "format is '4'"},
         {"{\"__metadata__\":{\"hybrid_train_format\":\"1\",\"checksun\":\"\"}}", 0, "unknown key 'checksun'"},
-        {"[\"a\"]", 0, "no safetensors file"},
+        {"[\"a\"]", 0, "not a safetensors file"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         if (!CHECK(refused(write_raw(cases[i].header, cases[i].data), cases[i].reason))) puts(cases[i].header);
     write_string("text.st", "Once upon a time there was no file of this kind.");
-    CHECK(refused("text.st", "no safetensors file"));
-    CHECK(refused(write_string("text.st", "Once"), "cut short, or no safetensors file"));
+    CHECK(refused("text.st", "not a safetensors file"));
+    CHECK(refused(write_string("text.st", "Once"), "cut short, or not a safetensors file"));
     CHECK(refused(write_string("text.st", ""), "the file is empty"));
     CHECK(refused("missing.st", "No such file"));
-    CHECK(refused(".", "no regular file") && refused("/dev/null", "no regular file"));
+    CHECK(refused(".", "not a regular file") && refused("/dev/null", "not a regular file"));
 }
 
 /* ---- model files --------------------------------------------------------------------------- */
@@ -417,7 +417,7 @@ static void test_older_format(void) {
     memcpy(memmem(bytes, size, "\"checksum\"", 10), "\"user.sum\"", 10);
     write_file("later.st", bytes, size);
     CHECK(hy_saved_open(&file, "later.st") != GT_OK &&
-          error_says("its format is '4', this program knows '1', '2' and '3'"));
+          error_says("its format is '4', but this program knows only '1', '2' and '3'"));
     hy_file_close(&file);
     free(bytes);
     free_sample(s);
@@ -439,7 +439,7 @@ static void test_damaged_options(void) {
         write_file("b.st", bytes, size);
         CHECK(hy_saved_open(&file, "b.st") == GT_OK);
         if (!CHECK(hy_saved_options(&file, HY_TAKE_ALL, &o) != GT_OK &&
-                   error_says("b.st: damaged: its option.prompt is 'a\\")))
+                   error_says("b.st: damaged: key option.prompt has the value 'a\\")))
             puts(bad[i]);
         hy_file_close(&file);
     }
@@ -471,7 +471,7 @@ static void test_missing_options(void) {
         memcpy(bytes + sum, sha256_of(bytes, size, 0), 64);
         if (i % 2) memcpy(memmem(bytes, size, "\"checksum\"", 10), "\"user.sum\"", 10);
         write_file("b.st", bytes, size);
-        snprintf(missing, sizeof missing, "b.st: damaged: its %s is missing", cases[i / 2].key + 1);
+        snprintf(missing, sizeof missing, "b.st: damaged: key %s is missing", cases[i / 2].key + 1);
         CHECK(hy_saved_open(&file, "b.st") == GT_OK);
         const gt_status status = hy_saved_options(&file, HY_TAKE_ALL, &o);
         if (!CHECK(cases[i / 2].is_needed[i % 2] ? status != GT_OK && error_says(missing)
@@ -489,7 +489,7 @@ static void test_mismatched(void) {
     CHECK(hy_save(&a->run, "a.st") == GT_OK);
     CHECK(load("a.st", b) != GT_OK && error_says("has no tensor state.layers.0.rwkv.wkv"));
     b->run.text_sum[0] ^= 1;
-    CHECK(load("a.st", b) != GT_OK && error_says("not the one that a.st was trained on"));
+    CHECK(load("a.st", b) != GT_OK && error_says("not the text that a.st was trained on"));
     hy_config config = *hy_model_config(b->run.model);
     for (int i = 0; i < 5; i++) {
         hy_model *model;
@@ -515,7 +515,9 @@ static void test_wrong_size(void) {
     static const struct {
         int64_t hidden, layers;
         const char *reason;
-    } cases[] = {{8192, 1, "tensor embedding is"}, {16, 128, "it has not 128 layers"}, {16, 2, "it has not 2 layers"}};
+    } cases[] = {{8192, 1, "tensor embedding has the shape"},
+                 {16, 128, "it does not have the 128 layers"},
+                 {16, 2, "it does not have the 2 layers"}};
     sample *s = new_sample(0);
     hy_file file;
     for (int i = 0; i < 3; i++) {
@@ -714,16 +716,16 @@ static void test_failing_disk(void) {
 static void test_wrong_places(void) {
     struct stat about;
     write_string("book.txt", "not to be lost");
-    CHECK(hy_save_fits("book.txt", "") != GT_OK && error_says("would replace what is no model file"));
+    CHECK(hy_save_fits("book.txt", "") != GT_OK && error_says("would replace a file that is not a model file"));
     CHECK(hy_save_fits("no/such/folder.st", "") != GT_OK && error_says("No such file"));
-    CHECK(hy_save_fits(".", "") != GT_OK && error_says("no regular file"));
-    CHECK(hy_save_fits("/dev/null", "") != GT_OK && error_says("no regular file"));
+    CHECK(hy_save_fits(".", "") != GT_OK && error_says("not a regular file"));
+    CHECK(hy_save_fits("/dev/null", "") != GT_OK && error_says("not a regular file"));
     CHECK(stat("/dev/null", &about) == 0 && S_ISCHR(about.st_mode));
     CHECK(hy_save_fits("new.st", "") == GT_OK && !exists("new.st") && !exists("new.st.tmp"));
     CHECK(mkdir("new.st.tmp", 0700) == 0 && hy_save_fits("new.st", "") != GT_OK);
     rmdir("new.st.tmp");
     write_string("new.st.tmp", "notes of somebody who has files of this name, too, for his own use");
-    CHECK(hy_save_fits("new.st", "") != GT_OK && error_says("new.st.tmp, as which it is written"));
+    CHECK(hy_save_fits("new.st", "") != GT_OK && error_says("its temporary file, new.st.tmp,"));
     char *notes = read_string("new.st.tmp");
     CHECK(!strncmp(notes, "notes of", 8));
     free(notes);

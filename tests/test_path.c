@@ -217,7 +217,8 @@ static void test_grid_of_both(void) {
             memcpy((char *)&a + op->tensors[i].offset, &address, sizeof address);
     }
     const gt_status status = gt_wkv_ssm_step(&a, NULL);
-    test_check(status == GT_ERROR_SIZE && strstr(gt_last_error(), "wkv6.H = 70000: 4900000000 blocks exceed a grid"),
+    test_check(status == GT_ERROR_SIZE &&
+                   strstr(gt_last_error(), "wkv6.H = 70000: 4900000000 blocks are too many for a grid"),
                "wkv_ssm: %d: %s", status, gt_last_error());
 }
 

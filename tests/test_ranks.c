@@ -264,10 +264,10 @@ static void test_refusals(void) {
     static const struct {
         const char *line, *text1, *text2;
     } cases[] = {
-        {"-n 3 ./rank " LITTLE "--steps 1", "batch: 4 windows are no multiple of 3 ranks; the nearest is 3", ""},
-        {"-n 2 ./rank " LITTLE "--batch 8 --micro-batch 3", "micro-batch: 3 is no divisor of the windows of each of 2",
+        {"-n 3 ./rank " LITTLE "--steps 1", "batch: 4 windows are not a multiple of 3 ranks; the nearest is 3", ""},
+        {"-n 2 ./rank " LITTLE "--batch 8 --micro-batch 3", "micro-batch: 3 does not divide the windows of each of 2",
          "4"},
-        {"-n 2 ./rank --generate m.st", "--generate runs in one process, and here are 2 ranks", ""},
+        {"-n 2 ./rank --generate m.st", "--generate runs in one process, but there are 2 ranks", ""},
         {"-n 2 ./rank --no-option 1", "unknown option 'no-option'", ""},
         {"-n 1 ./rank " LITTLE "--lr 0.01 : -n 1 ./rank " LITTLE "--lr 0.02",
          "rank 1: lr: '0.02' here, '0.01' on rank 0", ""},
@@ -277,15 +277,15 @@ static void test_refusals(void) {
          "rank 1: SHA-256 of the text: '", "' on rank 0"},
         {"-n 1 ./rank " LITTLE "--data greek.txt : -n 1 ./rank " LITTLE "--data none.txt",
          "rank 1: data file none.txt: No such file", ""},
-        {"-n 1 ./rank " LITTLE ": -n 1 ./rank --version", "ranks do not do the same: rank 0 is at 'share', rank 1 at",
-         ""}};
+        {"-n 1 ./rank " LITTLE ": -n 1 ./rank --version",
+         "ranks are not at the same point: rank 0 is at 'share', rank 1 at", ""}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         CHECK(ranks_say(strstr(cases[i].text1, "do the same") ? 0 : 2, cases[i].line, cases[i].text1, cases[i].text2));
     char *kept = read_string("kept.csv");
     CHECK(!strcmp(kept, "kept\n") && access("x.csv", F_OK) && access("kept.csv.1", F_OK));
     free(kept);
     setenv("PMI_SIZE", "2", 1), setenv("PMI_RANK", "0", 1);
-    CHECK(says(1, LITTLE "--steps 1", "2 processes were started that cannot reach each other", ""));
+    CHECK(says(1, LITTLE "--steps 1", "2 processes were started, but they cannot reach each other", ""));
     unsetenv("PMI_SIZE"), unsetenv("PMI_RANK");
 }
 
@@ -335,7 +335,8 @@ static void test_ends(void) {
                     ""));
     /* a single process whose log goes to a pipe that nobody reads */
     if (mkfifo("e.csv", 0600)) abort();
-    CHECK(says(1, LITTLE "--steps 2 --csv e.csv --stall-timeout 6", "no progress for 6 s: ", "the log comes next"));
+    CHECK(says(1, LITTLE "--steps 2 --csv e.csv --stall-timeout 6",
+               "no progress for 6 s; last progress: ", "the log comes next"));
     remove_run();
 }
 
@@ -439,18 +440,19 @@ static void test_nccl_choice(void) {
         int status;
     } cases[] = {
         {"2", "-n 2 ./rank " ON_GPU "--steps 4", "added up by NCCL 2.28.9, on the GPUs", "waiting", 0},
-        {"3", "-n 4 ./rank " ON_GPU "--steps 1", "through host memory; no NCCL: ranks 0 and 3 have", "the same GPU", 0},
+        {"3", "-n 4 ./rank " ON_GPU "--steps 1", "through host memory; NCCL is not used: ranks 0 and 3 have",
+         "the same GPU", 0},
         {"1", "-n 2 ./rank " ON_GPU "--nccl on", "nccl: ranks 0 and 1 have the same GPU, which NCCL refuses", "", 1},
         {"2", "-n 1 ./rank " ON_GPU "--steps 1 : -n 1 env LD_LIBRARY_PATH=. ./rank " ON_GPU "--steps 1",
-         "through host memory; no NCCL: 1 ranks cannot load", "", 0},
+         "through host memory; NCCL is not used: 1 ranks cannot load", "", 0},
         {"2", "-n 1 ./rank " ON_GPU "--nccl on : -n 1 env LD_LIBRARY_PATH=. ./rank " ON_GPU "--nccl on",
          "nccl: rank 1: ", "libnccl.so.2: ", 1},
         {"2", "-n 2 ./rank --plan 16 --model HY", "# gradients are added up by NCCL 2.28.9", "of each of 2 ranks", 0},
         {"2", "-n 2 ./rank " LITTLE "--nccl on", "nccl: on has no effect with --device cpu", "", 2},
         {"2", "-n 2 ./rank --eval g.st --nccl on", "nccl: has no effect with --eval; leave it out", "", 2},
         {"2", "-n 2 ./rank --eval g.st --device cuda", "held-out loss ", "", 0},
-        {"2", "-n 2 ./rank " ON_GPU "--save x.st --fallback cpu", "fallback: cpu works in one process, and here are 2",
-         "", 2},
+        {"2", "-n 2 ./rank " ON_GPU "--save x.st --fallback cpu",
+         "fallback: cpu works only in one process, but there are 2", "", 2},
     };
     write_string("libnccl.so.2", "this is no library, and it is longer than an ELF header, of 64 bytes, would be\n");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -489,8 +491,9 @@ static void test_nccl_faults(void) {
     nccl_fails("async 3 2", 4, "", "step 2 on a device that fails: rank 3: ncclCommGetAsyncError: a remote process", "",
                1);
     nccl_fails("async 0 2", 2, "--save f.st --save-every 1",
-               "rank 0: ncclCommGetAsyncError: ", "f.st goes on from step 1", 1);
-    nccl_fails("stop 1 4", 2, "--stall-timeout 2", "rank 0: no progress for 4 s: it waits for ", "last, step 4", 0);
+               "rank 0: ncclCommGetAsyncError: ", "use --resume f.st, which has step 1", 1);
+    nccl_fails("stop 1 4", 2, "--stall-timeout 2", "rank 0: no progress for 4 s: it waits for ",
+               "last progress: step 4", 0);
     nccl_fails("die 1 4", 2, "", "rank 1", "signal 9 (Killed)", 0);
     /* The device of one rank fails in a matrix product, while the other rank waits for its sum. */
     const double start = now();
@@ -503,11 +506,13 @@ static void test_nccl_faults(void) {
     CHECK(ranks_say(0,
                     "-n 1 env HY_FAULT=gemm\t960 ./rank " BUCKETS "--save f.st --save-every 0 : -n 1 ./rank " BUCKETS
                     "--save f.st --save-every 0",
-                    " on a device that fails: rank 0: layer 0: cublasLtMatmul: an illegal", "f.st goes on from step "));
+                    " on a device that fails: rank 0: layer 0: cublasLtMatmul: an illegal",
+                    "use --resume f.st, which has step "));
     CHECK(!access("aborted.0", F_OK) && !access("f.st", R_OK));
     /* A single process has no other rank to notice the stall, so its own alarm ends it. */
     setenv("HY_NCCL", "hang 0 4", 1);
-    CHECK(says(1, ON_GPU "--nccl on --stall-timeout 2", "hybrid_train: no progress for 2 s: step 4", ""));
+    CHECK(
+        says(1, ON_GPU "--nccl on --stall-timeout 2", "hybrid_train: no progress for 2 s; last progress: step 4", ""));
     unsetenv("HY_NCCL");
 }
 

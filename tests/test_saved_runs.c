@@ -166,7 +166,7 @@ static void check_resume(const char *options) {
     long long second = number_of("b.st", "run.steps");
     CHECK(second > first && second < number_of("a.st", "run.steps"));
     if (!CHECK(run_program(&out, "--resume b.st --save b.st --csv b.csv") == 0)) puts(out);
-    CHECK(final_loss(out) == final_loss(whole) && strstr(out, "going on    after step "));
+    CHECK(final_loss(out) == final_loss(whole) && strstr(out, "resumed     after step "));
     CHECK(same_runs("a.st", "b.st") && same_logs("a.csv", "b.csv"));
     const char *sample[2] = {strstr(whole, "\nsample\n"), strstr(out, "\nsample\n")};
     if (CHECK(sample[0] && sample[1])) {
@@ -222,9 +222,10 @@ static void test_resume_training(void) {
     CHECK(run_program(&trained, "%s --save a.st", line) == 0);
     CHECK(run_program(&out, "--eval a.st") == 0 && final_loss(out) == final_loss(trained));
     free(out), free(trained);
-    CHECK(says(2, "--resume a.st --ema 0.8 --steps 700", "ema: 0.8 is not the 0.9 of a.st", ""));
-    CHECK(says(2, "--resume a.st --dropout 0 --steps 700", "dropout: 0 is not the 0.1 of a.st", ""));
-    CHECK(says(2, "--resume a.st --schedule cosine --steps 700", "schedule: cosine is not the wsd of a.st", ""));
+    CHECK(says(2, "--resume a.st --ema 0.8 --steps 700", "ema: 0.8 differs from 0.9, the value in a.st", ""));
+    CHECK(says(2, "--resume a.st --dropout 0 --steps 700", "dropout: 0 differs from 0.1, the value in a.st", ""));
+    CHECK(says(2, "--resume a.st --schedule cosine --steps 700", "schedule: cosine differs from wsd, the value in a.st",
+               ""));
 }
 
 /* The file of --keep-best must hold the model at the lowest point of the curve.  A new run must keep an older file. */
@@ -259,12 +260,12 @@ static void test_keep_best(void) {
     CHECK(number_of("k.st.best", "run.best_step") == best_step && number_of("k.st", "run.steps") == 60);
     CHECK(strstr(out, "best           ") && strstr(out, ", in k.st.best"));
     free(out), free(log);
-    CHECK(
-        says(0, SMALL "--steps 4 --eval-every 2 --sample 0 --save k.st --keep-best", "k.st.best holds the lowest", ""));
+    CHECK(says(0, SMALL "--steps 4 --eval-every 2 --sample 0 --save k.st --keep-best",
+               "k.st.best has the model with the lowest", ""));
     CHECK(number_of("k.st.best.1", "run.steps") == best_step);
     write_string("text.st.best", "no model");
-    CHECK(says(2, SMALL "--steps 4 --eval-every 2 --save text.st --keep-best", "it would replace what is no model file",
-               ""));
+    CHECK(says(2, SMALL "--steps 4 --eval-every 2 --save text.st --keep-best",
+               "it would replace a file that is not a model file", ""));
     CHECK(says(2, SMALL "--steps 4 --keep-best", "keep-best: has no effect without --save", ""));
 }
 
@@ -346,31 +347,31 @@ static void test_recompute(void) {
 /* A resumed run must refuse options that change its result, and accept all others. */
 static void test_other_options(void) {
     static const char *const refused[][2] = {
-        {"--batch 3", "batch: 3 is not the 2 of a.st"},
-        {"--seq 8", "seq: 8 is not the 16 of a.st"},
-        {"--lr 0.1", "lr: 0.1 is not the 0.004 of a.st"},
-        {"--min-lr 0.001", "min-lr: 0.001 is not the 0.0004 of a.st"},
-        {"--warmup 3", "warmup: 3 is not the 50 of a.st"},
-        {"--weight-decay 0.2", "weight-decay: 0.2 is not the 0.1 of a.st"},
-        {"--clip 2", "clip: 2 is not the 1 of a.st"},
-        {"--seed 2", "seed: 2 is not the 1 of a.st"},
-        {"--stateful", "stateful: yes is not the no of a.st"},
-        {"--separator x", "separator: x is not the  of a.st"},
-        {"--model GF", "model: GF is not the 1M of a.st"},
-        {"--hidden 32", "hidden: 32 is not the 16 of a.st"},
-        {"--layers 2", "layers: 2 is not the 1 of a.st"},
-        {"--heads 2", "heads: 2 is not the 1 of a.st"},
-        {"--head-size 8", "head-size: 8 does not fit 1 heads of 16 channels"},
-        {"--d-state 8", "d-state: 8 is not the 64 of a.st"},
-        {"--expand 3", "expand: 3 is not the 2 of a.st"},
-        {"--d-conv 2", "d-conv: 2 is not the 4 of a.st"},
-        {"--mamba-head 8", "mamba-head: 8 is not the 32 of a.st"},
-        {"--ffn 8", "ffn: 8 is not the 4 of a.st"},
-        {"--ffn none", "ffn: none is not the 4 of a.st"},
-        {"--untied", "untied: yes is not the no of a.st"},
-        {"--steps 999", "steps: 999 is not the 1000 of a.st, and not more"},
-        {"--dtype bf16", "dtype: bf16 is not the f32 of a.st"},
-        {"--data short_greek.txt", "data: the text is not the one that a.st was trained on"},
+        {"--batch 3", "batch: 3 differs from 2, the value in a.st"},
+        {"--seq 8", "seq: 8 differs from 16, the value in a.st"},
+        {"--lr 0.1", "lr: 0.1 differs from 0.004, the value in a.st"},
+        {"--min-lr 0.001", "min-lr: 0.001 differs from 0.0004, the value in a.st"},
+        {"--warmup 3", "warmup: 3 differs from 50, the value in a.st"},
+        {"--weight-decay 0.2", "weight-decay: 0.2 differs from 0.1, the value in a.st"},
+        {"--clip 2", "clip: 2 differs from 1, the value in a.st"},
+        {"--seed 2", "seed: 2 differs from 1, the value in a.st"},
+        {"--stateful", "stateful: yes differs from no, the value in a.st"},
+        {"--separator x", "separator: x differs from , the value in a.st"},
+        {"--model GF", "model: GF differs from 1M, the value in a.st"},
+        {"--hidden 32", "hidden: 32 differs from 16, the value in a.st"},
+        {"--layers 2", "layers: 2 differs from 1, the value in a.st"},
+        {"--heads 2", "heads: 2 differs from 1, the value in a.st"},
+        {"--head-size 8", "head-size: 8 times heads = 1 is not hidden = 16"},
+        {"--d-state 8", "d-state: 8 differs from 64, the value in a.st"},
+        {"--expand 3", "expand: 3 differs from 2, the value in a.st"},
+        {"--d-conv 2", "d-conv: 2 differs from 4, the value in a.st"},
+        {"--mamba-head 8", "mamba-head: 8 differs from 32, the value in a.st"},
+        {"--ffn 8", "ffn: 8 differs from 4, the value in a.st"},
+        {"--ffn none", "ffn: none differs from 4, the value in a.st"},
+        {"--untied", "untied: yes differs from no, the value in a.st"},
+        {"--steps 999", "steps: 999 is less than 1000, the value in a.st"},
+        {"--dtype bf16", "dtype: bf16 differs from f32, the value in a.st"},
+        {"--data short_greek.txt", "data: not the text that a.st was trained on"},
         {"--init a.st", "--resume and --init: only one of them"},
         {"--bench 8", "--resume and --bench: only one of them"},
         {"--save greek.txt", "save: greek.txt would overwrite the text of --data"},
@@ -387,7 +388,7 @@ static void test_other_options(void) {
     text = read_string("greek.txt");
     write_string("moved.txt", text);
     CHECK(rename("greek.txt", "gone.txt") == 0);
-    CHECK(says(2, "--resume a.st", "greek.txt: No such file", "so says a.st; --data names another place"));
+    CHECK(says(2, "--resume a.st", "greek.txt: No such file", "a.st names this text; if it is elsewhere, use --data"));
     CHECK(run_program(&out, "--resume a.st --data moved.txt --batch 2 --lr 4e-3 --hidden 0 "
                             "--sample 7 --eval-every 900 --log-every 1") == 0);
     CHECK(strstr(out, "moved.txt") && strstr(out, "\n 999/1000 ") && !isnan(final_loss(out)));
@@ -418,8 +419,9 @@ static void test_init(void) {
                              "και και φως και γη και φως φως γη και γη και φως και γη και και και ");
     CHECK(says(0, SMALL "--init a.st --data less.txt --steps 1 --prompt ποτάμι", "less.txt", "held-out loss "));
     write_string("more.txt", "και φως και γη και φως φως γη και γη και φως και γη και x");
-    CHECK(says(2, SMALL "--init a.st --data more.txt", "data more.txt: 'x'", "not in the model's vocabulary, a.st"));
-    CHECK(says(2, SMALL "--init a.st --layers 2", "layers: 2 is not the 1 of a.st", ""));
+    CHECK(says(2, SMALL "--init a.st --data more.txt", "data more.txt: 'x'",
+               "not in the model's vocabulary (model file a.st)"));
+    CHECK(says(2, SMALL "--init a.st --layers 2", "layers: 2 differs from 1, the value in a.st", ""));
     CHECK(says(2, SMALL "--init missing.st", "init: missing.st: No such file", ""));
 }
 
@@ -434,12 +436,12 @@ static void test_eval(void) {
     free(out);
     write_string("one.txt", "x");
     CHECK(says(2, "--eval a.st --data one.txt --device cpu", "one.txt", ""));
-    CHECK(says(2, "--eval a.st --save b.st", "--eval trains nothing: no --save with it", ""));
+    CHECK(says(2, "--eval a.st --save b.st", "--eval does not train; leave --save out", ""));
     CHECK(says(2, "--eval a.st --generate a.st", "--eval and --generate: only one", ""));
-    CHECK(says(2, "--check --save b.st", "--check trains nothing: no --save with it", ""));
+    CHECK(says(2, "--check --save b.st", "--check does not train; leave --save out", ""));
     CHECK(says(1, "--eval a.st --batch 65536 --seq 8000", "MiB of memory, ",
-               "; less is needed with a smaller --batch (65536) or a smaller --seq (8000)\n"));
-    CHECK(says(2, "--eval greek.txt", "eval: greek.txt: this is no safetensors file", ""));
+               "; it needs less with a smaller --batch (65536) or a smaller --seq (8000)\n"));
+    CHECK(says(2, "--eval greek.txt", "eval: greek.txt: not a safetensors file", ""));
     free(trained);
 }
 
@@ -463,7 +465,7 @@ static void test_generate(void) {
     CHECK(!strcmp(out, "cat"));
     free(out);
     CHECK(says(2, "--generate a.st --device cpu --prompt CAT", "prompt: ", "'C' is not in the model's vocabulary"));
-    CHECK(says(2, "--generate a.st --model GF", "model: GF is not the 1M of a.st", ""));
+    CHECK(says(2, "--generate a.st --model GF", "model: GF differs from 1M, the value in a.st", ""));
     CHECK(says(2, "--generate a.st --top-k 2000000", "top-k: '2000000'", ""));
     CHECK(shell("$T --generate a.st --device cpu >/dev/full") == 1);
     free(sample);
@@ -531,7 +533,7 @@ static void test_generate_more(void) {
     CHECK(says(2, "--generate a.st --prompt-file none.txt", "prompt-file: data file none.txt: No such file", "") ||
           says(2, "--generate a.st --prompt-file none.txt", "none.txt: No such file", ""));
     write_file("prompt.txt", "a\0b", 3);
-    CHECK(says(2, "--generate a.st --prompt-file prompt.txt", "prompt-file: prompt.txt holds a byte 0", ""));
+    CHECK(says(2, "--generate a.st --prompt-file prompt.txt", "prompt-file: prompt.txt contains a NUL byte", ""));
     write_string("prompt.txt", "the CAT");
     CHECK(says(2, "--generate a.st --prompt-file prompt.txt", "'C' is not in the model's vocabulary", ""));
     /* the program must write each byte to a pipe as soon as it is drawn */
@@ -602,11 +604,11 @@ static void test_damaged(void) {
             CHECK(says(2, line, uses[i], k ? "b.st: damaged" : "b.st: cut short"));
         }
         snprintf(line, sizeof line, "--save b.st --data greek.txt");
-        CHECK(says(2, line, "save: it would replace what is no model file", "b.st"));
+        CHECK(says(2, line, "save: it would replace a file that is not a model file", "b.st"));
     }
     /* a file without a checksum, as after an edit, can give weights but not resume */
     CHECK(shell("sed 's/\"checksum\"/\"user.sum\"/' a.st >b.st") == 0);
-    CHECK(says(2, "--resume b.st", "b.st: a file without checksum", ""));
+    CHECK(says(2, "--resume b.st", "b.st: cannot be resumed, because it has no checksum", ""));
     CHECK(says(0, "--eval b.st --device cpu", "b.st", "held-out loss "));
     CHECK(says(0, SMALL "--init b.st --steps 1", "b.st", "held-out loss "));
     CHECK(run_program(&out, "--generate b.st --device cpu --sample 9 --prompt γη") == 0);
@@ -631,8 +633,8 @@ static void test_full_disk(void) {
 /* If the file cannot be written, the program must report an error before the first step. */
 static void test_wrong_place(void) {
     CHECK(says(2, SMALL "--save no/such/folder.st", "save: ", "No such file"));
-    CHECK(says(2, SMALL "--save /dev/null", "save: ", "no regular file"));
-    CHECK(says(2, SMALL "--save .", "save: ", "no regular file"));
+    CHECK(says(2, SMALL "--save /dev/null", "save: ", "not a regular file"));
+    CHECK(says(2, SMALL "--save .", "save: ", "not a regular file"));
 }
 
 /* A killed program may leave FILE.tmp, which may be the only copy of its model.  A run that fails to start must keep
@@ -644,11 +646,11 @@ static void test_left_over(void) {
     free(out);
     CHECK(shell("cp a.st m.st.tmp") == 0);
     CHECK(says(2, "--resume m.st.tmp --steps 5 --save m.st",
-               "save: ", "m.st.tmp, as which it is written first, is the model file that is read"));
+               "save: ", "its temporary file, m.st.tmp, is the model file that is read"));
     CHECK(says(2, SMALL "--init m.st.tmp --steps 5 --save m.st", "save: ", "is read"));
     CHECK(says(2, SMALL "--steps 5 --save m.st --csv no/such/folder.csv", "csv ", "No such file"));
     CHECK(shell("cmp a.st m.st.tmp") == 0 && !exists("m.st"));
-    CHECK(says(0, "--resume m.st.tmp --steps 5 --save n.st", "going on    after step 3", ""));
+    CHECK(says(0, "--resume m.st.tmp --steps 5 --save n.st", "resumed     after step 3", ""));
     CHECK(!exists("n.st.tmp") && number_of("n.st", "run.steps") == 5);
     CHECK(says(0, SMALL "--steps 5 --save m.st", "held-out loss ", ""));
     CHECK(!exists("m.st.tmp") && number_of("m.st", "run.steps") == 5);
@@ -659,11 +661,11 @@ static void test_older_model(void) {
     remove("m.st");
     CHECK(says(0, SMALL "--steps 2 --save m.st", "model file  m.st, every 100 steps", ""));
     CHECK(!exists("m.st.1") && number_of("m.st", "run.steps") == 2);
-    CHECK(says(0, SMALL "--steps 3 --save m.st", "the file that was there is kept as m.st.1", ""));
+    CHECK(says(0, SMALL "--steps 3 --save m.st", "the older file is now m.st.1", ""));
     CHECK(number_of("m.st", "run.steps") == 3 && number_of("m.st.1", "run.steps") == 2);
-    CHECK(says(0, SMALL "--init m.st --steps 4 --save m.st", "is kept as m.st.2", ""));
+    CHECK(says(0, SMALL "--init m.st --steps 4 --save m.st", "is now m.st.2", ""));
     CHECK(says(0, "--resume m.st --steps 5 --save m.st", "held-out loss ", ""));
-    CHECK(!has("out.txt", " is kept as ") && !exists("m.st.3"));
+    CHECK(!has("out.txt", "the older file is now ") && !exists("m.st.3"));
     CHECK(number_of("m.st", "run.steps") == 5 && number_of("m.st.2", "run.steps") == 3);
     CHECK(shell("mkdir -p far && mv m.st far/m.st && ln -sf far/m.st m.st") == 0);
     CHECK(says(0, SMALL "--steps 6 --save m.st", "far/m.st.1", ""));
@@ -676,9 +678,9 @@ static void test_older_model(void) {
     CHECK(shell("cmp m.st n.st") == 0 && chmod("m.st", 0644) == 0);
     /* here the shell has made m.st the program's output, so m.st receives the report */
     CHECK(shell("$T " SMALL "--steps 2 --save m.st >m.st") == 2);
-    CHECK(has("out.txt", "save: m.st is where the report goes; give another name"));
+    CHECK(has("out.txt", "save: m.st already receives the report; give another name"));
     CHECK(shell("$T " SMALL "--steps 2 --save m.st 2>m.st") == 2);
-    CHECK(has("m.st", "save: m.st is where the report goes; give another name"));
+    CHECK(has("m.st", "save: m.st already receives the report; give another name"));
     remove("m.st");
 }
 
@@ -813,8 +815,8 @@ static void check_killed_evaluation(const char *options) {
     }
     CHECK(is_cut);
     char *before = read_string("b.csv"), *whole = without_times("a.csv");
-    CHECK(
-        says(0, "--resume b.st --csv b.csv", "b.st: the run is complete", "b.csv: its last row has the held-out loss"));
+    CHECK(says(0, "--resume b.st --csv b.csv", "b.st: the run is complete",
+               "b.csv: the last row now has the held-out loss"));
     char *after = read_string("b.csv"), *completed = without_times("b.csv");
     if (!CHECK(!strcmp(whole, completed))) printf("%s\n%s", whole, completed);
     size_t same = strlen(before) - 1; /* every byte of the old log must stay, except empty fields at its end */
@@ -912,7 +914,7 @@ static void check_device_resume(const char *dtype, const char *options, double t
     int status = interrupt(line, "c.csv", 3, SIGTERM); /* status 0: the run ended before the signal */
     CHECK((status == 143 || status == 0) && has("out.txt", "held-out loss "));
     CHECK(number_of("c.st", "run.steps") > 4);
-    CHECK(says(2, "--resume b.st --seed 4", "seed: 4 is not the 1 of b.st", ""));
+    CHECK(says(2, "--resume b.st --seed 4", "seed: 4 differs from 1, the value in b.st", ""));
     snprintf(line, sizeof line, "--resume b.st --dtype %s --device cuda", strcmp(dtype, "f16") ? "f16" : "bf16");
     CHECK(says(2, line, "dtype: ", "of b.st"));
 }
@@ -1029,8 +1031,8 @@ static void test_python(void) {
           !isnan(final_loss(out)));
     free(out);
     CHECK(says(2, "--eval d.st", "d.st: damaged: its checksum is wrong", ""));
-    CHECK(says(2, "--eval e.st", "e.st: a safetensors file, but none of hybrid_train", ""));
-    CHECK(says(2, "--resume b.st", "a file without checksum", ""));
+    CHECK(says(2, "--eval e.st", "e.st: a safetensors file, but not a model file of hybrid_train", ""));
+    CHECK(says(2, "--resume b.st", "cannot be resumed, because it has no checksum", ""));
     free(trained);
 }
 

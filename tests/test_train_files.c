@@ -119,8 +119,8 @@ static void test_inputs_stay(void) {
     CHECK(says(2, TINY_GREEK "link.yaml --csv ./run.yaml", "csv: ./run.yaml", "the config file"));
     CHECK(fails(2, "$T " TINY "--seq 4 --data /dev/stdin --csv text.txt <text.txt", "csv: text.txt",
                 "the text of --data"));
-    CHECK(fails(2, "$T " SHORT "--csv here.txt >here.txt", "csv: here.txt", "where the report goes"));
-    CHECK(fails(2, "$T " SHORT "--csv /dev/stdout >here.txt", "csv: /dev/stdout", "where the report goes"));
+    CHECK(fails(2, "$T " SHORT "--csv here.txt >here.txt", "csv: here.txt", "already receives the report"));
+    CHECK(fails(2, "$T " SHORT "--csv /dev/stdout >here.txt", "csv: /dev/stdout", "already receives the report"));
     /* a log must not replace a model file, whether the file is complete or cut off */
     CHECK(says(0, SHORT "--save model.st", "held-out loss ", ""));
     CHECK(says(2, SHORT "--csv model.st", "csv: model.st is a model file; give another name", ""));
@@ -128,13 +128,13 @@ static void test_inputs_stay(void) {
     CHECK(says(2, SHORT "--csv cut.st", "csv: cut.st is a model file", ""));
     /* --save first writes a temporary file; if another file has its name, the program must say what to do */
     write_string("way.st.tmp", "mine");
-    CHECK(says(2, SHORT "--save way.st", "way.st.tmp, as which it is written first, is in the way; remove it or", ""));
+    CHECK(says(2, SHORT "--save way.st", "its temporary file, way.st.tmp, already exists; remove it or", ""));
     CHECK(is("way.st.tmp", "mine") && !mkdir("dir.st.tmp", 0700));
-    CHECK(says(2, SHORT "--save dir.st", "dir.st.tmp is in the way (Is a directory); remove it or give another name",
-               ""));
+    CHECK(says(2, SHORT "--save dir.st",
+               "dir.st.tmp, exists and cannot be opened (Is a directory); remove it or give another name", ""));
     /* the log must not have the name of this temporary file */
-    CHECK(says(2, SHORT "--save new.st --csv new.st.tmp", "csv: new.st.tmp would overwrite the file as which --save",
-               "give another name"));
+    CHECK(says(2, SHORT "--save new.st --csv new.st.tmp",
+               "csv: new.st.tmp would overwrite the temporary file of --save", "give another name"));
     CHECK(!symlink("model.st", "link.st") && !exists("model.st.tmp"));
     CHECK(says(2, SHORT "--save link.st --csv ./model.st.tmp", "csv: ./model.st.tmp would overwrite", ""));
     CHECK(!exists("new.st.tmp") && !exists("model.st.tmp") && !exists("new.st"));
@@ -147,12 +147,12 @@ static void test_older_log(void) {
     write_string("mine.csv", "first\n");
     CHECK(says(2, SHORT "--csv mine.csv --seq 1000000", "too short", ""));
     CHECK(is("mine.csv", "first\n"));
-    CHECK(says(0, SHORT "--csv mine.csv", "log         mine.csv: ", "is kept as mine.csv.1\n"));
+    CHECK(says(0, SHORT "--csv mine.csv", "log         mine.csv: ", "is now mine.csv.1\n"));
     CHECK(is("mine.csv.1", "first\n") && has("mine.csv", "\n4,512,"));
     write_string("mine.csv", "second\n");
     write_string("mine.csv.3", "another\n");
-    CHECK(says(0, SHORT "--csv mine.csv", "kept as mine.csv.2\n", ""));
-    CHECK(says(0, SHORT "--csv mine.csv", "kept as mine.csv.4\n", ""));
+    CHECK(says(0, SHORT "--csv mine.csv", "is now mine.csv.2\n", ""));
+    CHECK(says(0, SHORT "--csv mine.csv", "is now mine.csv.4\n", ""));
     CHECK(is("mine.csv.1", "first\n") && is("mine.csv.2", "second\n") && is("mine.csv.3", "another\n"));
     CHECK(has("mine.csv.4", "\n4,512,"));
     /* an empty file need not be kept; if the log is a link, the file behind it must be kept */
@@ -239,11 +239,11 @@ static void test_continued_log(void) {
     for (int i = 0; i < 4; i++) {
         char kept[32];
         snprintf(kept, sizeof kept, "old.csv.%d", i + 3);
-        CHECK(continues(HEADER ROW(6), others[i], HEADER ROW(7), "the log of another run that was there is kept as "));
+        CHECK(continues(HEADER ROW(6), others[i], HEADER ROW(7), "the log of another run is now "));
         CHECK(is(kept, HEADER ROW(6)));
     }
     /* a file that is no log must be kept under another name */
-    CHECK(continues("6,my own numbers\n", six, HEADER ROW(7), "the file that was there is kept as old.csv.7"));
+    CHECK(continues("6,my own numbers\n", six, HEADER ROW(7), "the older file is now old.csv.7"));
     CHECK(is("old.csv.7", "6,my own numbers\n"));
     remove("none.csv");
     CHECK(hy_log_open(&log, "none.csv", &six, 0) == GT_OK && hy_log_close(&log) == GT_OK);

@@ -276,8 +276,8 @@ static void test_pipe(void) {
     }
     /* in 80 columns a gate takes three lines: the bounds and the fault stand below the values */
     CHECK(says(0, RUN, "\n  PASS  G4    RWKV",
-               "\n              0.3 to 3 (FAIL <0.1, >10)\n"
-               "              against a branch that hardly learns beside the other\n"));
+               "\n              0.3 to 3 (FAIL <0.1, >10)\n              against a branch that hardly learns while the "
+               "other does\n"));
     CHECK(run_on_terminal(RUN, 120, "xterm") == 0);
     CHECK(line_with("PASS  G4 ", 0) > 0 && strstr(tty.line[line_with("PASS  G4 ", 0)], "0.3 to 3 ("));
 }

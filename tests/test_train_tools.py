@@ -155,8 +155,8 @@ class TokenizeTest(ToolTest):
         drawn = self.train('--generate', 'm.st', '--sample', '40')  # the table's name is in the model file
         self.assertEqual(drawn[:3], 'the')
         self.assertIn('bits per byte', self.train('--eval', 'm.st'))
-        for table, words in (('a\n', 'it has 1 tokens, the vocabulary 259'), ('a\\q\n', 'line 1: a backslash'),
-                             ('a', 'the last line has no end')):
+        for table, words in (('a\n', 'it has 1 tokens, but the vocabulary has 259'), ('a\\q\n', 'line 1: unknown escape'),
+                             ('a', 'must end with a line break')):
             result = subprocess.run([hybrid_train, *common, *data[:-1], self.put('bad.table', table)],
                                     capture_output=True, text=True)
             self.assertEqual((result.returncode, words in result.stderr), (2, True), result.stderr)
@@ -667,14 +667,14 @@ class NeedleTest(ToolTest):
         out = score(['length,depth,first,prompt,answer', '9,0,0,10,2', '9,0,0,10,3', '9,0,0,11,1', '9,0,0,11,2'])
         self.assertIn('9,0,4,2,0.5000\n', out)  # the third token of the answer, or the second, is not the likeliest
 
-        for word, line in (("line 2: depth: no whole number at 'x,0,8,2'", '10,x,0,8,2'),
-                           ("line 2: answer: no whole number at '2,1'", '10,0,0,8,2,1'),
-                           ("line 2: answer: no whole number at ''", '10,0,0,8,'),
-                           ('line 2: prompt 0, answer 2: must be at least 1', '10,0,0,0,2'),
-                           ('q.csv holds a byte 0', '10,0,0,8,2\n\0'),
-                           ('line 2: ends at token 49 of a text of 48', '10,0,40,8,1')):
+        for word, line in (("line 2: depth: 'x,0,8,2' is not a whole number", '10,x,0,8,2'),
+                           ("line 2: answer: '2,1' is not a whole number", '10,0,0,8,2,1'),
+                           ("line 2: answer: '' is not a whole number", '10,0,0,8,'),
+                           ('line 2: prompt = 0, answer = 2: both must be at least 1', '10,0,0,0,2'),
+                           ('q.csv contains a NUL byte', '10,0,0,8,2\n\0'),
+                           ('line 2: the question ends at token 49, but the text has 48', '10,0,40,8,1')):
             self.assertIn(word, score([rows[0], line], status=1))
-        self.assertIn('its first line is not length', score(rows[1:], status=1))
+        self.assertIn('the first line must be length', score(rows[1:], status=1))
         self.assertIn('has no questions', score(rows[:1], status=1))
         result = subprocess.run([hybrid_train, '--score', 'q.csv'], capture_output=True, text=True)
         self.assertIn('score: has no effect without --eval', result.stderr)

@@ -133,8 +133,8 @@ double final_loss(const char *out) {
 }
 
 double unigram(const char *out) {
-    const char *at = strstr(out, "of the held-out part ");
-    return at ? atof(at + strlen("of the held-out part ")) : NAN;
+    const char *at = strstr(out, "in the training part, ");
+    return at ? atof(at + strlen("in the training part, ")) : NAN;
 }
 
 char *numbers_of(const char *path, int *rows) {
