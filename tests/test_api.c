@@ -850,9 +850,9 @@ static void test_no_packed(call *c) {
     expect_refused_always(c, GT_ERROR_SIZE, "seq_count is set");
     set_int64(c->args, at.seq_capacity, 1);
     if (c->pass == GT_STEP)
-        expect_refused(c, GT_ERROR_VALUE, "seq_capacity = 1: a step has no");
+        expect_refused(c, GT_ERROR_VALUE, "seq_capacity = 1: must be 0, because a step has no");
     else if (gt_is_join(c->pass))
-        expect_refused(c, GT_ERROR_VALUE, "seq_capacity = 1: must be 0, and B the number of states");
+        expect_refused(c, GT_ERROR_VALUE, "seq_capacity = 1: must be 0; B gives the number of states");
     else
         expect_refused_always(c, GT_ERROR_SIZE, "B = 2: must be 1 with packed");
 }
@@ -997,7 +997,7 @@ static void test_scale(call *c) {
     char *const place = place_of(c, t);
     if (c->pass != GT_STEP) {
         set_int(c->args, dtype, GT_INT8);
-        expect_refused(c, GT_ERROR_DTYPE, "state_dtype = 4: must be 0 or GT_F32, only the step function takes int8");
+        expect_refused(c, GT_ERROR_DTYPE, "state_dtype = 4: must be 0 or GT_F32; only the step function takes int8");
         set_int64(c->args, t->stride_offset, 200);
         expect_refused(c, GT_ERROR_STRIDE, "state_scale_stride = 200: only a step with states of GT_INT8 uses it");
         return;
@@ -1083,7 +1083,7 @@ static void test_pool(call *c) {
     expect_refused(c, GT_ERROR_VALUE, "starts_zero is set: only forward with slots uses it");
     set_pointer(c->args, slots, c->memory);
     if (!c->is_packed) {
-        expect_refused(c, GT_ERROR_VALUE, "slots is set: forward uses it for packed sequences alone");
+        expect_refused(c, GT_ERROR_VALUE, "slots is set: forward uses it only with packed sequences");
         return;
     }
     fill_integers(c->memory, 4);
@@ -1094,11 +1094,11 @@ static void test_pool(call *c) {
     set_pointer(c->args, slots, c->memory), set_int64(c->args, rows, 1);
     expect_accepted(c, "slots outside the pool are skipped");
     set_int64(c->args, rows, 2);
-    expect_refused(c, GT_ERROR_VALUE, "slot_capacity is set: forward uses it with slots");
+    expect_refused(c, GT_ERROR_VALUE, "slot_capacity is set: forward uses it only with slots");
     set_pointer(c->args, slots, c->memory), set_int64(c->args, rows, -1);
     expect_refused(c, GT_ERROR_SIZE, "slot_capacity = -1");
     set_pointer(c->args, slots, c->memory), set_int(c->args, c->op->fields.state_in_shared, 1);
-    expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1: with slots");
+    expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1: must be 0 with slots");
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         if (t->shape[0] != 'Q' || gt_use(t, GT_FORWARD) == '-') continue;
         set_pointer(c->args, slots, c->memory), set_int64(c->args, t->stride_offset, 1);
@@ -1173,7 +1173,7 @@ static void test_step(call *c) {
 
 static void test_segment_backward(call *c) {
     set_int(c->args, c->op->fields.state_in_shared, 1);
-    expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1: dstate_in of a piece is not shared");
+    expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1: must be 0, because dstate_in of a piece is not shared");
 }
 
 /* Tests a join with T = 0, since a join does not use T. */

@@ -325,7 +325,7 @@ static void test_errors(void) {
     test_check(gt_wkv6_path(&a, NULL, 8) == GT_ERROR_NULL && !strcmp(gt_last_error(), "gt_wkv6_path: text is NULL"),
                "%s", gt_last_error());
     test_check(gt_wkv6_path(&a, text, 0) == GT_ERROR_NULL &&
-                   !strcmp(gt_last_error(), "gt_wkv6_path: bytes = 0: no room for a text"),
+                   !strcmp(gt_last_error(), "gt_wkv6_path: bytes = 0: must be at least 1"),
                "%s", gt_last_error());
     a.N = 0;
     test_check(gt_wkv6_path(&a, text, sizeof text) == GT_ERROR_SIZE &&

@@ -358,7 +358,7 @@ class PlotTest(unittest.TestCase):
 
     def test_readme_has_the_table(self):
         self.assertTrue(self.plot('results-table') in self.get(os.path.join(ROOT, 'README.md')),
-                        'README.md: put in what tools/plot.py results-table prints')
+                        'README.md: the table must be the output of tools/plot.py results-table')
 
 
 if __name__ == '__main__':

@@ -246,7 +246,7 @@ static void test_resume(void) {
 static void test_plan(void) {
     char *one = run(0, 0, "--plan 4 --model HY"), *four = run(4, 0, "--plan 16 --model HY");
     const char *a = strstr(one, "\nHY,"), *b = strstr(four, "\nHY,");
-    CHECK(strstr(four, "of each of 4 ranks") && a && b);
+    CHECK(strstr(four, "on each of 4 ranks") && a && b);
     for (int i = 0; i < 8 && a && b; i++) a = strchr(a, ',') + 1, b = strchr(b, ',') + 1;
     CHECK(a && b && !strncmp(a, b, 40));
     free(one), free(four);
@@ -447,7 +447,7 @@ static void test_nccl_choice(void) {
          "through host memory; NCCL is not used: 1 ranks cannot load", "", 0},
         {"2", "-n 1 ./rank " ON_GPU "--nccl on : -n 1 env LD_LIBRARY_PATH=. ./rank " ON_GPU "--nccl on",
          "nccl: rank 1: ", "libnccl.so.2: ", 1},
-        {"2", "-n 2 ./rank --plan 16 --model HY", "# gradients are added up by NCCL 2.28.9", "of each of 2 ranks", 0},
+        {"2", "-n 2 ./rank --plan 16 --model HY", "# gradients are added up by NCCL 2.28.9", "on each of 2 ranks", 0},
         {"2", "-n 2 ./rank " LITTLE "--nccl on", "nccl: on has no effect with --device cpu", "", 2},
         {"2", "-n 2 ./rank --eval g.st --nccl on", "nccl: has no effect with --eval; leave it out", "", 2},
         {"2", "-n 2 ./rank --eval g.st --device cuda", "held-out loss ", "", 0},

@@ -123,15 +123,15 @@ class TokenizeTest(ToolTest):
 
         self.put('a.txt', 'th')
         refuses('none.json: No such file', 'none.json', 'a.txt', '-o', 'out.u16')
-        refuses('a.txt: no JSON', 'a.txt', 'a.txt', '-o', 'out.u16')
-        refuses('no tokenizer.json', self.put('empty.json', '{}'), 'a.txt', '-o', 'out.u16')
-        refuses('byte 1 is not UTF-8', 'tokenizer.json', self.put('bad.txt', b'a\xff'), '-o', 'out.u16')
-        refuses("'<no>' is no token", 'tokenizer.json', 'a.txt', '-o', 'out.u16', '--end', '<no>')
+        refuses('a.txt: not a JSON file', 'a.txt', 'a.txt', '-o', 'out.u16')
+        refuses('not a tokenizer.json', self.put('empty.json', '{}'), 'a.txt', '-o', 'out.u16')
+        refuses('not a UTF-8 text: byte 1 is wrong', 'tokenizer.json', self.put('bad.txt', b'a\xff'), '-o', 'out.u16')
+        refuses("'<no>' is not a token", 'tokenizer.json', 'a.txt', '-o', 'out.u16', '--end', '<no>')
         refuses('would be overwritten', 'tokenizer.json', 'a.txt', '-o', 'a.txt')
         refuses('none/out.u16', 'tokenizer.json', 'a.txt', '-o', 'none/out.u16')
         large = tokenizer()
         large['added_tokens'][0]['id'] = 65536
-        refuses('65537 tokens do not fit 16 bits', self.put('large.json', json.dumps(large)), 'a.txt', '-o', 'out.u16')
+        refuses('65537 tokens do not fit into 16 bits', self.put('large.json', json.dumps(large)), 'a.txt', '-o', 'out.u16')
         os.makedirs('without')
         self.put('without/tokenizers.py', 'raise ImportError("no tokenizers")')
         self.environment['PYTHONPATH'] = os.path.abspath('without')
@@ -243,10 +243,10 @@ class TensorBoardTest(ToolTest):
         refuses("no column 'step'", put('a.csv', 'tokens,loss\n1,2\n'))
         refuses('line 2 has 1 fields, the header has 2', put('b.csv', 'step,loss\n1\n'))
         refuses("line 2: column 'loss': 'x' is not a number", put('c.csv', 'step,loss\n1,x\n'))
-        refuses("column 'step' is no whole number", put('d.csv', 'step,loss\n1.5,2\n'))
+        refuses("column 'step' is not a whole number", put('d.csv', 'step,loss\n1.5,2\n'))
         refuses('no rows below the header', put('e.csv', 'step,loss\n'))
         refuses('not a text file', put('f.csv', '\xff\xfe'))
-        refuses('two logs have one name', 'a.csv', './a.csv', status=2)
+        refuses('two logs have the same name', 'a.csv', './a.csv', status=2)
         put('runs', 'a file')
         self.assertIn('runs/a', self.tool('csv_to_tensorboard.py', 'runs', put('a.csv', 'step,loss\n1,2\n'), status=1))
 
@@ -496,36 +496,36 @@ class Mamba2Test(ToolTest):
             self.refuses(words, 'import', 'c', 'c.st', also=also)
 
         for field, value, words in (
-                ('model_type', 'mamba', 'only mamba2'), ('n_groups', 2, 'share one group'),
-                ('use_bias', True, 'no bias'), ('hidden_act', 'gelu', 'SiLU'), ('rms_norm', False, 'a norm before'),
-                ('layer_norm_epsilon', 1e-6, 'add 1e-05'), ('layer_norm_epsilon', None, 'add 1e-05'),
+                ('model_type', 'mamba', 'must be "mamba2"'), ('n_groups', 2, 'share one group'),
+                ('use_bias', True, 'no bias'), ('hidden_act', 'gelu', 'must be "silu"'), ('rms_norm', False, 'a norm before'),
+                ('layer_norm_epsilon', 1e-6, 'must be 1e-05'), ('layer_norm_epsilon', None, 'must be 1e-05'),
                 ('time_step_limit', [0.001, 0.1], 'not limit dt'), ('time_step_limit', [0, 1], 'not limit dt'),
-                ('time_step_limit', 3, 'does not limit dt'), ('hidden_size', 24, 'a multiple of 16'),
+                ('time_step_limit', 3, 'must be [0, Infinity], because hybrid_train does not limit dt'), ('hidden_size', 24, 'a multiple of 16'),
                 ('hidden_size', '16', 'a whole number'), ('num_hidden_layers', 129, 'from 1 to 128'),
                 ('state_size', 12, 'a multiple of 8'), ('expand', 1.5, 'a whole number'), ('expand', True, 'a whole'),
                 ('conv_kernel', 5, 'from 2 to 4'), ('head_dim', 0, 'from 1 to 256'),
-                ('num_heads', 5, 'not expand x hidden_size = 32'), ('vocab_size', 1, 'from 2 to 1048576'),
+                ('num_heads', 5, 'must be expand x hidden_size = 32'), ('vocab_size', 1, 'from 2 to 1048576'),
                 ('tie_word_embeddings', 1, 'true or false'), ('use_conv_bias', None, 'true or false'),
-                ('tie_word_embeddings', True, 'lm_head.weight is not the embedding')):
+                ('tie_word_embeddings', True, 'lm_head.weight must equal the embedding')):
             refuses(f'c/config.json: {field} is {json.dumps(value)}: ', {**CONFIG, field: value}, also=words)
-        refuses('n_groups is left out, which means 8', {k: v for k, v in CONFIG.items() if k != 'n_groups'})
-        refuses('c/config.json: it holds no object', [1])
-        refuses('hybrid_train has a vocabulary of 12, vocab_size is 11',
+        refuses('n_groups is missing, which means 8', {k: v for k, v in CONFIG.items() if k != 'n_groups'})
+        refuses('c/config.json: must contain a JSON object', [1])
+        refuses('the field hybrid_train has a vocabulary of 12, but vocab_size is 11',
                 {**CONFIG, 'hybrid_train': {'vocabulary_size': '12', 'first_token': '0'}})
-        refuses('hybrid_train is not what an export writes', {**CONFIG, 'hybrid_train': {'run.steps': '3'}})
+        refuses('the field hybrid_train is damaged', {**CONFIG, 'hybrid_train': {'run.steps': '3'}})
 
         def changed(name, value):
             return {key: value if key == name else t for key, t in stored.items() if key != name or value}
 
         name = 'backbone.layers.1.mixer.D'
-        refuses(f'it has no tensor {name}', tensors=changed(name, None))
-        refuses(f'tensor {name} is [2]; by its configuration it is [4]', tensors=changed(name, ('F32', [2], bytes(8))))
-        refuses(f'tensor {name} is of F64', tensors=changed(name, ('F64', [4], bytes(32))))
-        refuses(f'tensor {name} is of I64', tensors=changed(name, ('I64', [4], bytes(32))))
-        refuses(f'shape and place of tensor {name}', tensors=changed(name, ('F32', [4], bytes(12))))
-        refuses('tensor x belongs to no part', tensors={**stored, 'x': ('F32', [1], bytes(4))})
+        refuses(f'there is no tensor {name}', tensors=changed(name, None))
+        refuses(f'tensor {name} has the shape [2]; its configuration needs [4]', tensors=changed(name, ('F32', [2], bytes(8))))
+        refuses(f'tensor {name} has the dtype F64', tensors=changed(name, ('F64', [4], bytes(32))))
+        refuses(f'tensor {name} has the dtype I64', tensors=changed(name, ('I64', [4], bytes(32))))
+        refuses(f'the shape of tensor {name} does not match', tensors=changed(name, ('F32', [4], bytes(12))))
+        refuses('unknown tensor x', tensors={**stored, 'x': ('F32', [1], bytes(4))})
         self.put_checkpoint('c', CONFIG, stored)
-        self.refuses('c/config.json: exists', 'import', 'c', 'c/config.json')
+        self.refuses('c/config.json: already exists', 'import', 'c', 'c/config.json')
         self.refuses('none/c.st: No such file', 'import', 'c', 'none/c.st')
         os.truncate('c/model.safetensors', 100)
         self.refuses('cut short', 'import', 'c', 'c.st')
@@ -533,10 +533,10 @@ class Mamba2Test(ToolTest):
         self.refuses('c/model.safetensors: No such file', 'import', 'c', 'c.st')
         with open('c/model.safetensors.index.json', 'w', encoding='ascii') as file:
             json.dump({'weight_map': {'a': '../b'}}, file)
-        self.refuses('its weight_map does not give names of files', 'import', 'c', 'c.st')
+        self.refuses('weight_map must map each tensor to the name of a file', 'import', 'c', 'c.st')
         with open('c/config.json', 'w', encoding='ascii') as file:
             file.write('{')
-        self.refuses('c/config.json: no JSON', 'import', 'c', 'c.st')
+        self.refuses('c/config.json: not a JSON file', 'import', 'c', 'c.st')
 
     def test_export_refuses(self):
         with open('a.txt', 'wb') as file:
@@ -545,9 +545,9 @@ class Mamba2Test(ToolTest):
         self.train(*MODEL, *run, '--save', 'good.st')
         self.train(*MODEL[:8], *MODEL[10:], *run, '--save', 'ffn.st')
         self.train(*MODEL[:2], '--model', 'Mamba-1', *MODEL[4:12], *MODEL[14:], *run, '--save', 'mamba1.st')
-        self.refuses("option.ffn is '4', not 'none': layers of Mamba2 have no FFN", 'export', 'ffn.st', 'out')
-        self.refuses("option.model is 'Mamba-1', not 'Mamba-2'", 'export', 'mamba1.st', 'out')
-        self.refuses('a.txt: no safetensors file', 'export', 'a.txt', 'out')
+        self.refuses("option.ffn is '4': must be 'none', because layers of Mamba2ForCausalLM have no FFN", 'export', 'ffn.st', 'out')
+        self.refuses("option.model is 'Mamba-1': must be 'Mamba-2', because transformers has only", 'export', 'mamba1.st', 'out')
+        self.refuses('a.txt: not a safetensors file', 'export', 'a.txt', 'out')
         self.refuses('none.st: No such file', 'export', 'none.st', 'out')
         with open('good.st', 'rb') as file:
             data = bytearray(file.read())
@@ -559,7 +559,7 @@ class Mamba2Test(ToolTest):
         put_tensors('other.st', stored)
         self.refuses("no key 'hybrid_train_format'", 'export', 'other.st', 'out')
         self.tool('exchange_mamba2.py', 'export', 'good.st', 'out')
-        self.refuses('out/config.json: exists', 'export', 'good.st', 'out')
+        self.refuses('out/config.json: already exists', 'export', 'good.st', 'out')
         os.remove('out/config.json')
         self.refuses('out/model.safetensors: exists', 'export', 'good.st', 'out')
 
@@ -631,11 +631,11 @@ class NeedleTest(ToolTest):
             self.assertIn(word, self.tool('needle.py', *arguments, '-o', 'x.u16', status=1))
             self.assertEqual(os.listdir(), [])
 
-        refuses('--lengths: 8 is less than the 9 tokens', 'score', '--lengths', '64,8')
-        refuses('--depths: 101 is more than 100', 'score', '--depths', '101')
-        refuses('--least 20: 4 needles and questions take 33', 'train', '--least', '20')
-        refuses('--needles 4: more than --keys 3', 'train', '--keys', '3')
-        refuses('--most 63: less than --least 64', 'train', '--most', '63')
+        refuses('--lengths: 8: must be at least 9, the tokens', 'score', '--lengths', '64,8')
+        refuses('--depths: 101: must be at most 100', 'score', '--depths', '101')
+        refuses('--least 20: must be at least 33, the tokens of 4 needles', 'train', '--least', '20')
+        refuses('--needles 4: must be at most --keys 3', 'train', '--keys', '3')
+        refuses('--most 63: must be at least --least 64', 'train', '--most', '63')
         self.assertIn('none/x.u16', self.tool('needle.py', 'score', '-o', 'none/x.u16', '--lengths', '9', status=1))
 
     def test_score(self):

@@ -281,7 +281,7 @@ static void test_pool(void) {
         result(&c, "y", GT_XLA_F32, y, "1 5 6");
         result(&c, "state_out", GT_XLA_F32, pool, "4 6 1");
         CHECK(run(&c, "gt_xla_conv1d_forward", "Host", text) == (is_aliased ? 0 : GT_XLA_INVALID_ARGUMENT));
-        CHECK(is_aliased || strstr(text, "state_out is updated in place: with slots state_in must be an operand"));
+        CHECK(is_aliased || strstr(text, "state_out is updated in place: with slots, state_in must be an operand"));
         CHECK(!memcmp(y, y2, T * D * sizeof *y) && !memcmp(pool, pool2, sizeof pool) && y[T * D - 1] != 0);
     }
 }
@@ -363,12 +363,12 @@ static void test_errors(void) {
         __VA_ARGS__;                                                                                                   \
         expect(&c, part);                                                                                              \
     } while (0)
-    BAD("no is no operand of this call", operand(&c, "no", GT_XLA_F32, u, "2 5 6"));
-    BAD("dy is no operand", operand(&c, "dy", GT_XLA_F32, dy, "2 5 6"));
-    BAD("du is no result", result(&c, "du", GT_XLA_F32, y, "2 5 6"));
+    BAD("no is not an operand of this call", operand(&c, "no", GT_XLA_F32, u, "2 5 6"));
+    BAD("dy is not an operand", operand(&c, "dy", GT_XLA_F32, dy, "2 5 6"));
+    BAD("du is not a result", result(&c, "du", GT_XLA_F32, y, "2 5 6"));
     BAD("u is named twice", operand(&c, "u", GT_XLA_F32, u, "2 5 6"));
-    BAD("the call has 8 operands", strcat(c.operand_names, "dt_bias"));
-    BAD("the call has 8 operands", c.operand_names[0] = 0);
+    BAD("must name the 8 operands of the call", strcat(c.operand_names, "dt_bias"));
+    BAD("must name the 8 operands of the call", c.operand_names[0] = 0);
     BAD("u has rank 2: must be 3, as [BTD]", c.operand[0].rank = 2);
     BAD("index 1 of dt has 4 elements: must be 5 (T of [BTD])", c.sizes[1][1] = 4);
     BAD("index 0 of A has 5 elements: must be 6 (D of [DN])", c.sizes[2][0] = 5);
@@ -379,7 +379,7 @@ static void test_errors(void) {
     BAD("z has another dtype", c.operand[6].dtype = GT_XLA_F16);
     BAD("u must be float32, bfloat16 or float16", c.operand[0].dtype = GT_XLA_F64);
     BAD("workspace must be uint8", result(&c, "workspace", GT_XLA_F32, y, "8"));
-    BAD("no is no attribute", attribute(&c, "no", GT_XLA_SCALAR, GT_XLA_S64, &large));
+    BAD("no is not an attribute", attribute(&c, "no", GT_XLA_SCALAR, GT_XLA_S64, &large));
     BAD("softplus must be an integer", attribute(&c, "softplus", GT_XLA_SCALAR, GT_XLA_F32, &half));
     BAD("softplus must be a number", attribute(&c, "softplus", GT_XLA_STRING, 0, "yes"));
     BAD("softplus is out of range", attribute(&c, "softplus", GT_XLA_SCALAR, GT_XLA_S64, &large));

@@ -131,7 +131,7 @@ def main():
         kinds = [kind for kind in sorted(old[name].keys() | new[name].keys())
                  if old[name].get(kind) != new[name].get(kind)]
         if kinds:
-            print(f'{readable[name]}: other {", ".join(kinds)}')
+            print(f'{readable[name]}: different {", ".join(kinds)}')
             different += 1
     print(f'{len(names) - different} kernels and functions are the same, {different} are not')
     sys.exit(different > 0)

@@ -21,7 +21,7 @@ def run(program, threads):
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit(f"{program}: status {process.returncode}")
+        sys.exit(f"{program} ended with status {process.returncode}")
     return usage.ru_utime, time.monotonic() - start
 
 
@@ -29,7 +29,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("programs", nargs="+", metavar="PROGRAM", help="the old hybrid_train, then newer ones")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--threads", default="1,2", help="OMP_NUM_THREADS, separated by commas")
+    parser.add_argument("--threads", default="1,2", help="values of OMP_NUM_THREADS, separated by commas")
     options = parser.parse_args()
     print("threads,program,user_s,clock_s,user_ratio,clock_ratio")
     for threads in map(int, options.threads.split(",")):

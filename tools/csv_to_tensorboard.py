@@ -93,7 +93,7 @@ def rows_of(name):
                     raise Failure(f"{name}: line {number}: column '{column}': '{text}' is not a number") from None
         step = numbers.pop('step', math.nan)
         if not (step >= 0 and step == int(step)):
-            raise Failure(f"{name}: line {number}: column 'step' is no whole number")
+            raise Failure(f"{name}: line {number}: column 'step' is not a whole number")
         yield int(step), numbers.pop('seconds', 0.0), list(numbers.items())
 
 
@@ -127,7 +127,7 @@ def main():
     options = parser.parse_args()
     labels = [os.path.splitext(os.path.basename(name))[0] for name in options.logs]
     if len(set(labels)) < len(labels):
-        parser.error('two logs have one name, and would be one run')
+        parser.error('two logs have the same name, which is the name of the run; rename one of them')
     try:
         for name in options.logs:
             print(convert(name, options.folder))

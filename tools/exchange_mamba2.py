@@ -52,7 +52,7 @@ class Tensors:
             start = self.file.read(8)
             length = struct.unpack('<Q', start)[0] if len(start) == 8 else size
             if length > size - 8:
-                raise Failure(f'{name}: no safetensors file, or cut short')
+                raise Failure(f'{name}: not a safetensors file, or cut short')
             self.header = self.file.read(length)
             self.data = 8 + length
             header = json.loads(self.header)
@@ -61,13 +61,13 @@ class Tensors:
         except OSError as error:
             raise Failure(f'{name}: {error.strerror}') from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Failure(f'{name}: no safetensors file: {error!r}') from None
+            raise Failure(f'{name}: not a safetensors file: {error!r}') from None
         for key, (dtype, shape, begin, end) in self.places.items():
             width = {'F32': 4, 'BF16': 2, 'F16': 2, 'I64': 8}.get(dtype)
             if width is None:
-                raise Failure(f'{name}: tensor {key} is of {dtype}; F32, BF16 and F16 are known')
+                raise Failure(f'{name}: tensor {key} has the dtype {dtype}; must be F32, BF16 or F16')
             if end - begin != width * math.prod(shape) or begin < 0 or self.data + end > size:
-                raise Failure(f'{name}: damaged: shape and place of tensor {key} do not fit')
+                raise Failure(f'{name}: damaged: the shape of tensor {key} does not match its data_offsets')
         self.shapes = {key: place[1] for key, place in self.places.items()}
 
     def pieces(self, key):
@@ -118,7 +118,7 @@ def new_file(name):
     """A file that gets its name when it is complete.  After a failure there is none."""
     draft = f'{name}.{os.getpid()}.tmp'
     if os.path.lexists(name):
-        raise Failure(f'{name}: exists; it would be overwritten')
+        raise Failure(f'{name}: already exists; give another name')
     try:
         with open(draft, 'xb') as file:
             yield file
@@ -159,9 +159,9 @@ def parts_of(c):
 
 def check_shape(name, key, found, wanted):
     if found is None:
-        raise Failure(f'{name}: it has no tensor {key}')
+        raise Failure(f'{name}: there is no tensor {key}')
     if found != wanted:
-        raise Failure(f'{name}: tensor {key} is {list(found)}; by its configuration it is {list(wanted)}')
+        raise Failure(f'{name}: tensor {key} has the shape {list(found)}; its configuration needs {list(wanted)}')
 
 
 # ---- export ---------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def check_shape(name, key, found, wanted):
 def whole_option(model, option):
     text = model.about.get(f'option.{option}', '')
     if not re.fullmatch('[1-9][0-9]{0,8}', text):
-        raise Failure(f"{model.name}: option.{option} is '{text}', which is no whole number above 0")
+        raise Failure(f"{model.name}: option.{option} is '{text}': must be a whole number above 0")
     return int(text)
 
 
@@ -178,15 +178,15 @@ def config_of(model):
     """The config.json of a model file."""
     about = model.about
     if FORMAT not in about:
-        raise Failure(f"{model.name}: no model file of hybrid_train: it has no key '{FORMAT}'")
-    for option, wanted, advice in (('model', 'Mamba-2', 'only Mamba-2 alone has a counterpart in transformers'),
-                                   ('ffn', 'none', 'layers of Mamba2 have no FFN; train with --ffn none')):
+        raise Failure(f"{model.name}: not a model file of hybrid_train: it has no key '{FORMAT}'")
+    for option, wanted, advice in (('model', 'Mamba-2', 'transformers has only a counterpart of Mamba-2'),
+                                   ('ffn', 'none', 'layers of Mamba2ForCausalLM have no FFN')):
         found = about.get(f'option.{option}', '')
         if found != wanted:
-            raise Failure(f"{model.name}: option.{option} is '{found}', not '{wanted}': {advice}")
+            raise Failure(f"{model.name}: option.{option} is '{found}': must be '{wanted}', because {advice}")
     shape = model.shapes.get('embedding', ())
     if len(shape) != 2:
-        raise Failure(f'{model.name}: it has no matrix embedding')
+        raise Failure(f'{model.name}: tensor embedding is missing, or is not a matrix')
     config = {'architectures': ['Mamba2ForCausalLM'], 'model_type': 'mamba2', 'vocab_size': shape[0],
               'hidden_size': whole_option(model, 'hidden'), 'num_hidden_layers': whole_option(model, 'layers'),
               'state_size': whole_option(model, 'd-state'), 'expand': whole_option(model, 'expand'),
@@ -213,7 +213,7 @@ def export_model(source, folder):
     weights = {key for key in model.shapes if not key.startswith(('optimizer.', 'state.', 'run.', 'ema.'))}
     if len(weights) != len(parts):
         others = sorted(weights - {here for here, *_ in parts})
-        raise Failure(f'{source}: tensor {others[0]} belongs to no part of the model')
+        raise Failure(f'{source}: unknown tensor {others[0]}')
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
@@ -236,9 +236,9 @@ def read_json(name):
     except OSError as error:
         raise Failure(f'{name}: {error.strerror}') from None
     except ValueError as error:
-        raise Failure(f'{name}: no JSON: {error}') from None
+        raise Failure(f'{name}: not a JSON file: {error}') from None
     if not isinstance(value, dict):
-        raise Failure(f'{name}: it holds no object')
+        raise Failure(f'{name}: must contain a JSON object')
     return value
 
 
@@ -255,40 +255,40 @@ def float_of(value):
 def check_config(name, given):
     """The configuration with all fields that the model needs.  Refuses what hybrid_train computes differently."""
     def refuse(field, why):
-        was = 'is left out, which means' if field not in given else 'is'
+        was = 'is missing, which means' if field not in given else 'is'
         raise Failure(f'{name}: {field} {was} {json.dumps(c[field])}: {why}')
 
     c = {'model_type': None, **ASSUMED, **given}
     if c['model_type'] != 'mamba2':
-        refuse('model_type', 'only mamba2 can be imported')
+        refuse('model_type', 'must be "mamba2"')
     for field, least, most, step in (('vocab_size', 2, 1 << 20, 1), ('hidden_size', 16, 8192, 16),
                                      ('num_hidden_layers', 1, 128, 1), ('state_size', 8, 256, 8), ('expand', 1, 8, 1),
                                      ('conv_kernel', 2, 4, 1), ('head_dim', 1, 256, 1), ('num_heads', 1, 65536, 1)):
         value = c[field]
         if not is_whole(value) or not least <= value <= most or value % step:
             steps = f', a multiple of {step}' if step > 1 else ''
-            refuse(field, f'hybrid_train needs a whole number from {least} to {most}{steps}')
+            refuse(field, f'must be a whole number from {least} to {most}{steps}')
         c[field] = int(value)
     if c['num_heads'] * c['head_dim'] != c['expand'] * c['hidden_size']:
-        refuse('num_heads', f"with head_dim {c['head_dim']} this is not expand x hidden_size = "
+        refuse('num_heads', f"times head_dim = {c['head_dim']} must be expand x hidden_size = "
                             f"{c['expand'] * c['hidden_size']}")
     for field in ('use_bias', 'use_conv_bias', 'rms_norm', 'tie_word_embeddings'):
         if not isinstance(c[field], bool):
-            refuse(field, 'true or false is needed')
+            refuse(field, 'must be true or false')
     if c['n_groups'] != 1:
-        refuse('n_groups', 'in hybrid_train all heads share one group of B and C')
+        refuse('n_groups', 'must be 1, because in hybrid_train all heads share one group of B and C')
     if c['use_bias']:
-        refuse('use_bias', 'the projections of hybrid_train have no bias')
+        refuse('use_bias', 'must be false, because the projections of hybrid_train have no bias')
     if not c['rms_norm']:
-        refuse('rms_norm', 'hybrid_train has a norm before the out-projection')
+        refuse('rms_norm', 'must be true, because hybrid_train has a norm before the out-projection')
     if c['hidden_act'] not in ('silu', 'swish'):
-        refuse('hidden_act', 'hybrid_train applies SiLU')
+        refuse('hidden_act', 'must be "silu", as in hybrid_train')
     if abs(float_of(c['layer_norm_epsilon']) / 1e-5 - 1) > 1e-6 or math.isnan(float_of(c['layer_norm_epsilon'])):
-        refuse('layer_norm_epsilon', 'the norms of hybrid_train add 1e-05')
+        refuse('layer_norm_epsilon', 'must be 1e-05, as in hybrid_train')
     limits = c['time_step_limit']
     if not isinstance(limits, list) or len(limits) != 2 or not float_of(limits[0]) <= 0 or \
             float_of(limits[1]) != math.inf:
-        refuse('time_step_limit', 'hybrid_train does not limit dt')
+        refuse('time_step_limit', 'must be [0, Infinity], because hybrid_train does not limit dt')
     return c
 
 
@@ -300,7 +300,7 @@ def open_weights(folder):
         names = read_json(index).get('weight_map')
         if not isinstance(names, dict) or not all(isinstance(n, str) and n == os.path.basename(n)
                                                   for n in names.values()):
-            raise Failure(f'{index}: its weight_map does not give names of files')
+            raise Failure(f'{index}: weight_map must map each tensor to the name of a file')
         names = {n: os.path.join(folder, n) for n in names.values()}
     found = {}
     for file in map(Tensors, sorted(set(names.values()))):
@@ -317,12 +317,13 @@ def vocabulary_of(name, c):
                 'option.tokens': 'uint16' if size <= 65536 else 'uint32'}
     if not isinstance(carried, dict) or not all(key in CARRIED and isinstance(text, str)
                                                 for key, text in carried.items()):
-        raise Failure(f'{name}: hybrid_train is not what an export writes')
+        raise Failure(f'{name}: the field hybrid_train is damaged: it contains other keys or values than '
+                      'an export writes')
     count = carried.get('vocabulary_size')
     if count is None:
         count = str(len(carried.get('vocabulary', '').split()) + (carried.get('option.end-symbol') == 'yes'))
     if count != str(size):
-        raise Failure(f'{name}: hybrid_train has a vocabulary of {count}, vocab_size is {size}')
+        raise Failure(f'{name}: the field hybrid_train has a vocabulary of {count}, but vocab_size is {size}')
     return carried
 
 
@@ -338,18 +339,19 @@ def import_model(folder, target):
         file, key = found.get(there, (None, None))
         check_shape(folder, there, file and file.shapes[key], wanted)
         if file.places[key][0] == 'I64':
-            raise Failure(f'{file.name}: tensor {key} is of I64; F32, BF16 and F16 are known')
+            raise Failure(f'{file.name}: tensor {key} has the dtype I64; must be F32, BF16 or F16')
         seen.add(there)
         tensors.append((here, shape, file.pieces(key)))
     if c['tie_word_embeddings'] and 'lm_head.weight' in found:
         both = [b''.join(file.pieces(key)) for file, key in (found['lm_head.weight'],
                                                              found['backbone.embeddings.weight'])]
         if both[0] != both[1]:
-            raise Failure(f'{name}: tie_word_embeddings is true: lm_head.weight is not the embedding')
+            raise Failure(f'{name}: tie_word_embeddings is true: lm_head.weight must equal the embedding, or be '
+                          'missing')
         seen.add('lm_head.weight')
     others = sorted(set(found) - seen)
     if others:
-        raise Failure(f'{folder}: tensor {others[0]} belongs to no part of the model')
+        raise Failure(f'{folder}: unknown tensor {others[0]}')
     sizes = {'model': 'Mamba-2', 'hidden': c['hidden_size'], 'layers': c['num_hidden_layers'], 'heads': 0,
              'd-state': c['state_size'], 'expand': c['expand'], 'd-conv': c['conv_kernel'],
              'mamba-head': c['head_dim'], 'ffn': 'none', **({} if c['tie_word_embeddings'] else {'untied': 'yes'})}

@@ -5,7 +5,7 @@
                                compares the rows of bench/results/plan.csv with the program's plan of today.
     plan PROGRAM               writes bench/results/plan.csv
 
-A document and its results change together: after new results `check` prints the sentences to put in.
+A document and its results change together: after new results `check` prints the sentences that the document must have.
 """
 import argparse
 import csv
@@ -239,9 +239,10 @@ def check(options):
             with open(os.path.join(ROOT, name), encoding='utf-8') as file:
                 documents[name] = re.sub(r'\s+', ' ', file.read())
         if re.sub(r'\s+', ' ', text) not in documents[name]:
-            faults.append(f'{name}: put in: {text}')
+            faults.append(f'{name}: this text is missing: {text}')
     if options.hybrid and plan_rows(options.hybrid).splitlines() != [line.rstrip('\n') for line in lines_of('plan.csv')]:
-        faults.append('bench/results/plan.csv: the trainer plans other numbers: run tools/figures.py plan PROGRAM')
+        faults.append('bench/results/plan.csv: the trainer now plans other numbers: update the file with '
+                      'tools/figures.py plan PROGRAM')
     if faults:
         raise Failure('\n'.join(faults))
 

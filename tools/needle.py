@@ -99,11 +99,12 @@ class Writer:
 def train(options):
     writer, least = Writer(options), 1 + options.needles * (NEEDLE_SIZE + ASK_SIZE)
     if options.least < least:
-        raise Failure(f'--least {options.least}: {options.needles} needles and questions take {least} tokens')
+        raise Failure(f'--least {options.least}: must be at least {least}, the tokens of {options.needles} needles '
+                      'and questions')
     if options.needles > options.keys:
-        raise Failure(f'--needles {options.needles}: more than --keys {options.keys}')
+        raise Failure(f'--needles {options.needles}: must be at most --keys {options.keys}')
     if options.most < options.least:
-        raise Failure(f'--most {options.most}: less than --least {options.least}')
+        raise Failure(f'--most {options.most}: must be at least --least {options.least}')
     while len(writer.tokens) < options.tokens:
         # a length has a share of the documents that is inverse to its square: so lengths have equal shares of tokens
         share = writer.random.random()
@@ -118,10 +119,10 @@ def score(options):
     writer, rows = Writer(options), ['length,depth,first,prompt,answer']
     for length in options.lengths:
         if length < LEAST:
-            raise Failure(f'--lengths: {length} is less than the {LEAST} tokens of a needle and its question')
+            raise Failure(f'--lengths: {length}: must be at least {LEAST}, the tokens of a needle and its question')
     for depth in options.depths:
         if depth > 100:
-            raise Failure(f'--depths: {depth} is more than 100 percent')
+            raise Failure(f'--depths: {depth}: must be at most 100 percent')
     for length in options.lengths:
         for depth in options.depths:
             for _ in range(options.samples):
@@ -136,14 +137,14 @@ def score(options):
 def whole(text):
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f'{number} is less than 1')
+        raise argparse.ArgumentTypeError(f'{number}: must be at least 1')
     return number
 
 
 def numbers(text):
     found = [int(word) for word in text.split(',')]
     if min(found) < 0:
-        raise argparse.ArgumentTypeError(f'{min(found)} is less than 0')
+        raise argparse.ArgumentTypeError(f'{min(found)}: must not be negative')
     return found
 
 
@@ -152,23 +153,23 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument('--keys', type=whole, default=KEYS, choices=range(1, KEYS + 1), metavar='N',
-                        help=f'different keys, at most {KEYS}')
+                        help=f'number of different keys, at most {KEYS}')
     shared.add_argument('--values', type=whole, default=VALUES, choices=range(1, VALUES + 1), metavar='N',
-                        help=f'different tokens of values, at most {VALUES}')
+                        help=f'number of different tokens in values, at most {VALUES}')
     commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
-    command = commands.add_parser('train', parents=[shared], help='documents to learn from')
+    command = commands.add_parser('train', parents=[shared], help='write documents for training')
     command.set_defaults(run=train)
-    command.add_argument('--tokens', type=whole, default=30000000, help='at least so many')
+    command.add_argument('--tokens', type=whole, default=30000000, help='least number of tokens in the file')
     command.add_argument('--least', type=whole, default=64, help='tokens of the shortest document')
     command.add_argument('--most', type=whole, default=2048, help='tokens of the longest document')
     command.add_argument('--needles', type=whole, default=4, choices=range(1, KEYS + 1), metavar='N')
     command.add_argument('--seed', type=int, default=1)
     command.add_argument('-o', dest='output', metavar='FILE', required=True)
-    command = commands.add_parser('score', parents=[shared], help='documents with one question each')
+    command = commands.add_parser('score', parents=[shared], help='write documents with one question each, for --score')
     command.set_defaults(run=score)
     command.add_argument('--lengths', type=numbers, default=[1024, 2048, 4096, 8192, 16384, 32768], metavar='N,N,...')
     command.add_argument('--depths', type=numbers, default=[0, 25, 50, 75, 100], metavar='N,N,...')
-    command.add_argument('--samples', type=whole, default=20, help='documents of each length and depth')
+    command.add_argument('--samples', type=whole, default=20, help='number of documents of each length and depth')
     command.add_argument('--seed', type=int, default=2)
     command.add_argument('-o', dest='output', metavar='FILE', required=True)
     options = parser.parse_args()

@@ -183,7 +183,8 @@ class Bench:
         if rows:
             for row in rows:
                 if tuple(row.split(' ', 2)) not in self.shapes:
-                    raise Failure(f"no shape '{row}' has rows of both passes with '{self.impl}'")
+                    raise Failure(f"shape '{row}' does not have rows of both passes, fwd and bwd, "
+                                  f"with impl '{self.impl}'")
             return [tuple(row.split(' ', 2)) for row in rows]
         best = {}
         has_peer = {shape[0] for shape in self.shapes if self.peers(shape)}
@@ -247,9 +248,9 @@ def families_of(bench, wanted):
             best[op] = key
     for key in wanted or []:
         if key not in groups:
-            raise Failure(f"'{key}' was not timed at several lengths with '{bench.impl}'")
+            raise Failure(f"'{key}' has no rows at several lengths with impl '{bench.impl}'")
     if not groups:
-        raise Failure(f"no operator was timed at several lengths with '{bench.impl}'")
+        raise Failure(f"no operator has rows at several lengths with impl '{bench.impl}'")
     return [Family(bench, key, groups[key]) for key in wanted or best.values()]
 
 
@@ -269,9 +270,9 @@ class Model:
                        row['dtype']))
             self.lines.setdefault(row['pass'], []).append((length, 1e6 / speed))
         if not sizes:
-            raise Failure(f"{name}: column 'pass': no row of inf or fwd+bwd")
+            raise Failure(f"{name}: column 'pass': there is no row with inf or fwd+bwd")
         if len(sizes) > 1:
-            raise Failure(f"{name}: column 'model': rows of more than one model, batch or dtype")
+            raise Failure(f"{name}: column 'model': the rows have more than one model, batch or dtype")
         model, parameters, batch, dtype = sizes.pop()
         self.note = f'{model}, {parameters * 1e-6:.1f} M parameters, batch {batch}, {dtype}: ' \
                     'us per token'
@@ -661,7 +662,7 @@ def write(name, picture, inputs=()):
     beside = None
     try:
         if os.path.exists(name) and any(os.path.samefile(name, other) for other in inputs):
-            raise Failure(f'{name}: is read, and would be overwritten')
+            raise Failure(f'{name}: is an input, and would be overwritten; give another name')
         image = picture.bytes(os.path.splitext(name)[1][1:])
         handle, beside = tempfile.mkstemp(prefix=os.path.basename(name) + '.', dir=os.path.dirname(name) or '.')
         with open(handle, 'wb') as file:
@@ -723,21 +724,23 @@ def parse_options():
                                  type=suffix_of)
         if name in ('train', 'watch'):
             command.add_argument('--label', action='append', metavar='TEXT',
-                                 help='of a run, in the order of the files; else their names')
+                                 help='name of a run in the figure, once for each file, in the same order; '
+                                      'default: names of the files')
         else:
-            command.add_argument('--impl', default='gt', metavar='NAME', help='whose rows are ours')
+            command.add_argument('--impl', default='gt', metavar='NAME',
+                                 help='the impl that is compared with the peers')
         if name in ('floor', 'table'):
             command.add_argument('--row', action='append', metavar='TEXT',
-                                 help="'OPERATOR DTYPE SHAPE'")
+                                 help="a shape to show: 'OPERATOR DTYPE SHAPE'")
         if name == 'length':
             command.add_argument('--family', action='append', metavar='TEXT',
-                                 help="'OPERATOR DTYPE SIZES'")
+                                 help="sizes to show: 'OPERATOR DTYPE SIZES'")
     command = commands.add_parser('results')
     command.add_argument('folder', nargs='?', default=path('docs/figures'))
     commands.add_parser('results-table')
     options = parser.parse_args()
     if options.command in ('train', 'watch') and options.label and len(options.label) != len(options.files):
-        parser.error(f'{len(options.label)} times --label for {len(options.files)} files')
+        parser.error(f'--label is given {len(options.label)} times, but there are {len(options.files)} files')
     return options
 
 
@@ -755,7 +758,7 @@ def run(options):
         models = [name for name in options.files if is_model(name)]
         benches = [name for name in options.files if name not in models]
         if len(models) > 1:
-            raise Failure(f'{models[1]}: a figure shows one model')
+            raise Failure(f'{models[1]}: a figure can show only one model')
         bench = Bench(benches, options.impl) if benches else None
         picture = draw_length(bench, families_of(bench, options.family) if bench else [],
                               Model(models[0]) if models else None)

@@ -10,7 +10,7 @@ IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
 def fail(text):
-    sys.exit(f"python_header.py: not understood: {' '.join(text.split())}")
+    sys.exit(f"python_header.py: cannot parse this declaration: {' '.join(text.split())}")
 
 
 def ctype(text, enums, structs):
@@ -46,7 +46,7 @@ def generate(header):
     symbol = re.search(r"^#define GT_SYMBOL\(name\) gt_##name##(\w+)$", header, re.M)
     names = re.findall(r"^#define (gt_\w+) GT_SYMBOL\((\w+)\)$", header, re.M)
     if len(version) != 3 or not symbol or not names:
-        sys.exit("python_header.py: the header has no version or no symbols")
+        sys.exit("python_header.py: the header lacks GT_VERSION_... or GT_SYMBOL")
     symbols = {name: f"gt_{word}{symbol.group(1)}" for name, word in names}
     text = re.sub(r"/\*.*?\*/", " ", header, flags=re.S)
 
@@ -70,7 +70,7 @@ def generate(header):
         out.append("    ]")
         structs.append(name)
     if text.count("typedef enum ") != len(enums) or text.count("typedef struct ") != len(structs) + len(pointers):
-        sys.exit("python_header.py: an enum or struct was not understood")
+        sys.exit("python_header.py: cannot parse an enum or struct of the header")
 
     out += ["", "", "# what a function is called in the library, what it returns and takes", "FUNCTIONS = {"]
     declared = re.findall(rf"^GT_(?:REF_|XLA_)?FUNCTION ([^;(]*?)({IDENTIFIER})\(([^)]*)\);", text, re.M)
@@ -86,7 +86,8 @@ def generate(header):
             fail(name)
         out.append(f"    '{name}': ('{symbols[name]}', {ctype(returns, enums, structs)}, [{', '.join(kinds)}]),")
     if sorted(name for _, name, _ in declared) != sorted(symbols):
-        sys.exit("python_header.py: the functions declared are not those that have symbols")
+        sys.exit("python_header.py: some functions are declared without a symbol, or have a symbol "
+             "without a declaration")
     out += ["}", ""]
     return "\n".join(out)
 

@@ -32,7 +32,7 @@ wheel=$(ls "$folder"/gt_kernels-*-py3-none-"$platform".whl)
 
 bytes=$(wc -c <"$wheel")
 if [ "$bytes" -gt 80000000 ]; then
-    echo "$wheel has $bytes bytes: must have at most 80000000" >&2
+    echo "$wheel has $bytes bytes: a wheel may have at most 80000000" >&2
     exit 1
 fi
 python3 -m venv "$folder/clean"

@@ -42,7 +42,7 @@ def table_of(tokenizer, name):
         tokens = {number: (text, False) for text, number in pairs}
         tokens.update({added['id']: (added['content'], True) for added in tokenizer.get('added_tokens') or []})
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise Failure(f'{name}: no tokenizer.json: {error!r}') from None
+        raise Failure(f'{name}: not a tokenizer.json: {error!r}') from None
     letters, is_bytes = byte_letters(), has_part(tokenizer.get('decoder'), 'ByteLevel')
 
     def bytes_of(text, is_added):
@@ -68,7 +68,7 @@ def read(name):
     except OSError as error:
         raise Failure(f'{name}: {error.strerror}') from None
     except UnicodeDecodeError as error:
-        raise Failure(f'{name}: byte {error.start} is not UTF-8') from None
+        raise Failure(f'{name}: not a UTF-8 text: byte {error.start} is wrong') from None
 
 
 def write(name, data):
@@ -90,9 +90,9 @@ def load(name):
     try:
         tokenizer = json.loads(text)
     except ValueError as error:
-        raise Failure(f'{name}: no JSON: {error}') from None
+        raise Failure(f'{name}: not a JSON file: {error}') from None
     if not isinstance(tokenizer, dict):
-        raise Failure(f'{name}: no tokenizer.json: it holds no object')
+        raise Failure(f'{name}: not a tokenizer.json: it contains no JSON object')
     table = table_of(tokenizer, name)
     try:
         from tokenizers import Tokenizer
@@ -110,15 +110,15 @@ def run(options):
         print(','.join(map(str, tokenizer.encode(options.encode, add_special_tokens=False).ids)))
         return
     if len(table) > 65536 and not options.uint32:
-        raise Failure(f'{options.tokenizer}: {len(table)} tokens do not fit 16 bits: give --uint32')
+        raise Failure(f'{options.tokenizer}: {len(table)} tokens do not fit into 16 bits: give --uint32')
     if any(os.path.exists(out) and os.path.samefile(out, name) for out in (options.output, options.output + '.table')
            for name in [options.tokenizer, *options.texts] if os.path.exists(name)):
-        raise Failure(f'{options.output}: is read, and would be overwritten')
+        raise Failure(f'{options.output}: is an input, and would be overwritten; give another name')
     end = None
     if options.end is not None:
         end = tokenizer.token_to_id(options.end)
         if end is None:
-            raise Failure(f"--end: '{options.end}' is no token of {options.tokenizer}")
+            raise Failure(f"--end: '{options.end}' is not a token of {options.tokenizer}")
     numbers, size = array.array('I' if options.uint32 else 'H'), 0
     for name in options.texts:
         text = read(name)
@@ -141,12 +141,12 @@ def main():
     parser.add_argument('tokenizer', metavar='tokenizer.json')
     parser.add_argument('texts', metavar='TEXT', nargs='*')
     parser.add_argument('-o', dest='output', metavar='FILE')
-    parser.add_argument('--end', metavar='TOKEN', help='behind every text')
+    parser.add_argument('--end', metavar='TOKEN', help='token to put at the end of every text')
     parser.add_argument('--uint32', action='store_true')
     parser.add_argument('--encode', metavar='TEXT')
     options = parser.parse_args()
     if options.encode is None and not (options.texts and options.output):
-        parser.error('texts and -o FILE are needed')
+        parser.error('give texts and -o FILE, or --encode TEXT')
     try:
         run(options)
     except Failure as failure:

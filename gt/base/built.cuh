@@ -100,7 +100,7 @@ static gt_status dispatch_head(int64_t N, [[maybe_unused]] const Launch& launch)
         if (N == 64) return launch(KernelTypes<T, W, 64>());
     if constexpr (is_built_for<T, 128>())
         if (N == 128) return launch(KernelTypes<T, W, 128>());
-    return gt_fail(GT_ERROR_UNSUPPORTED, "no kernel with N = %lld in this build", (long long)N);
+    return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: this build has no kernel for it", (long long)N);
 }
 
 /* Calls launch(KernelTypes<T, W, N>()) for activations of `dtype` and for w of w_dtype, which is `dtype` or fp32. */

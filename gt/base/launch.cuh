@@ -226,7 +226,7 @@ static inline gt_status current_device(Device* device) {
     if (error == cudaSuccess && device->compute_capability == 90) error = ask_sm90a(id, &device->runs_sm90a);
     if (error != cudaSuccess) return report(error, "device");
     if (device->compute_capability < 75)
-        return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed", id, major, minor);
+        return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: must be 7.5 or newer", id, major, minor);
     return GT_OK;
 }
 
@@ -258,13 +258,13 @@ static inline float* floats_in(const void* buffer, int64_t count, size_t* bytes)
 
 static inline gt_status check_workspace(const void* workspace, size_t bytes, size_t need) {
     if (need == 0 || (workspace && bytes >= need)) return GT_OK;
-    if (!workspace) return gt_fail(GT_ERROR_WORKSPACE, "workspace is NULL: %zu bytes needed", need);
-    return gt_fail(GT_ERROR_WORKSPACE, "workspace_bytes = %zu: %zu needed", bytes, need);
+    if (!workspace) return gt_fail(GT_ERROR_WORKSPACE, "workspace is NULL: %zu bytes are needed", need);
+    return gt_fail(GT_ERROR_WORKSPACE, "workspace_bytes = %zu: must be at least %zu", bytes, need);
 }
 
 static inline gt_status check_saved(const void* saved, size_t bytes, size_t need) {
     if (!saved || bytes >= need) return GT_OK;
-    return gt_fail(GT_ERROR_SAVED, "saved_bytes = %zu: %zu needed", bytes, need);
+    return gt_fail(GT_ERROR_SAVED, "saved_bytes = %zu: must be at least %zu", bytes, need);
 }
 
 /* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of every kernel except the first may

@@ -104,11 +104,13 @@ GT_API gt_status gt_check_reserved(const char *field, int64_t value) {
  * pool; messages name it. */
 static gt_status gt_resolve_pool(const gt_recurrence *f, const char *field, gt_dims *dims) {
     if (f->seq_capacity == 0)
-        return gt_fail(GT_ERROR_VALUE, "%s is set: forward uses it for packed sequences alone, and seq_capacity is 0",
+        return gt_fail(GT_ERROR_VALUE, "%s is set: forward uses it only with packed sequences, but seq_capacity = 0",
                        field);
-    if (!f->slots) return gt_fail(GT_ERROR_VALUE, "%s is set: forward uses it with slots, which are NULL", field);
+    if (!f->slots)
+        return gt_fail(GT_ERROR_VALUE, "%s is set: forward uses it only with slots, but slots is NULL", field);
     if (f->state_in_shared)
-        return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: with slots every sequence has its own state");
+        return gt_fail(GT_ERROR_VALUE,
+                       "state_in_shared = 1: must be 0 with slots, because every sequence has its own state");
     dims->n['Q' - 'A'] = dims->n['S' - 'A'] = f->slot_capacity ? f->slot_capacity : f->seq_capacity;
     return gt_check_range(GT_ERROR_SIZE, "slot_capacity", f->slot_capacity, 0, GT_MAX_SIZE);
 }
@@ -125,7 +127,7 @@ static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims
     *S = f->state_in_shared ? 1 : *Q;
     if (pass == GT_QUERY) return GT_OK;
     if (pass == GT_SEGMENT_BACKWARD && f->state_in_shared)
-        return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: dstate_in of a piece is not shared");
+        return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: must be 0, because dstate_in of a piece is not shared");
     if (f->starts_zero && !(pass == GT_FORWARD && f->slots))
         return gt_fail(GT_ERROR_VALUE, "starts_zero is set: only forward with slots uses it");
     if (pass != GT_STEP) {
@@ -136,7 +138,8 @@ static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims
         return of_pools ? gt_resolve_pool(f, of_pools, dims) : GT_OK;
     }
     if (f->state_in_shared)
-        return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: a step updates one state per batch element");
+        return gt_fail(GT_ERROR_VALUE,
+                       "state_in_shared = 1: must be 0, because a step updates one state per batch element");
     if (f->state_in && f->state_in != f->state_out)
         return gt_fail(GT_ERROR_VALUE,
                        "state_in = %p: must be NULL or equal state_out, which is "
@@ -161,14 +164,14 @@ GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_d
         return gt_resolve_states(f, pass, dims);
     }
     if (pass == GT_STEP)
-        return gt_fail(GT_ERROR_VALUE, "seq_capacity = %lld: a step has no packed sequences",
+        return gt_fail(GT_ERROR_VALUE, "seq_capacity = %lld: must be 0, because a step has no packed sequences",
                        (long long)f->seq_capacity);
     if (gt_is_join(pass))
-        return gt_fail(GT_ERROR_VALUE, "seq_capacity = %lld: must be 0, and B the number of states",
+        return gt_fail(GT_ERROR_VALUE, "seq_capacity = %lld: must be 0; B gives the number of states",
                        (long long)f->seq_capacity);
     if (f->B != 1) return gt_fail(GT_ERROR_SIZE, "B = %lld: must be 1 with packed sequences", (long long)f->B);
     if (f->T > INT32_MAX)
-        return gt_fail(GT_ERROR_SIZE, "T = %lld: at most %lld tokens with packed sequences", (long long)f->T,
+        return gt_fail(GT_ERROR_SIZE, "T = %lld: must be at most %lld with packed sequences", (long long)f->T,
                        (long long)INT32_MAX);
     if (pass != GT_QUERY && !f->cu_seqlens)
         return gt_fail(GT_ERROR_NULL, "cu_seqlens is NULL, but seq_capacity = %lld", (long long)f->seq_capacity);
@@ -369,7 +372,7 @@ static gt_status gt_fill_dtype_of_steps(const char *name, int in_forward, int ta
     if (dtype == GT_DTYPE_DEFAULT) dtype = GT_F32;
     if (dtype != GT_F32 && pass != GT_STEP && pass != GT_QUERY &&
         !(in_forward && pass == GT_FORWARD && dtype != GT_INT8))
-        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32, only %s %s", name, (int)dtype,
+        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32; only %s %s", name, (int)dtype,
                        in_forward && dtype != GT_INT8 ? "forward and the step function take"
                                                       : "the step function takes",
                        dtype == GT_INT8 ? "int8" : "16 bits");

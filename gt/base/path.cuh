@@ -149,7 +149,7 @@ static gt_status path_begin(const gt_op* op, const Args* args, char* text, size_
     if (text && bytes) text[0] = 0;
     const gt_status status = gt_prepare(op, GT_PATH, GT_DEVICE, args, prepared, dims);
     if (status != GT_OK) return status;
-    return text && bytes ? GT_OK : gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
+    return text && bytes ? GT_OK : gt_fail(GT_ERROR_NULL, text ? "bytes = 0: must be at least 1" : "text is NULL");
 }
 
 /* Writes the path of an operator on rows [M,*], without a time axis.  step_rows: the largest number of rows of its

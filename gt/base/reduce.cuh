@@ -113,7 +113,7 @@ static inline gt_status device_supported(int device) {
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (error == cudaSuccess && 10 * major + minor < 75)
-        return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed", device, major,
+        return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: must be 7.5 or newer", device, major,
                        minor);
     /* One kernel stands for all, since all are compiled for the same architectures. */
     cudaFuncAttributes attributes;

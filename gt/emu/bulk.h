@@ -81,8 +81,9 @@ inline void Machine::happen(const Event& event) {
         if (m.phase == event.phase) {
             check_phase(m, event.site);
         } else {
-            report(Fault::BARRIER, event.site, "%u bytes come after the phase of %s that they were loaded for",
-                   event.bytes, mbarrier_name(m).c_str());
+            report(Fault::BARRIER, event.site,
+                   "%u bytes arrive after the end of the phase of %s for which they were loaded", event.bytes,
+                   mbarrier_name(m).c_str());
             abandon();
         }
     } else {

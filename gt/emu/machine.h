@@ -385,7 +385,7 @@ class Machine {
         }
         thread = -1;
         if (good && launch.follows && !some_waited_)
-            report(Fault::CHAIN, launch.site, "no thread waits for the kernels before");
+            report(Fault::CHAIN, launch.site, "no thread waits for the kernels before it");
     }
 
     void wait_for_chain() { block_waited_ = some_waited_ = true; }
@@ -397,7 +397,7 @@ class Machine {
         if (!launch.follows || block_waited_) return;
         const bool written = before_.touches(true, first, bytes);
         if (written || (writes && before_.touches(false, first, bytes)))
-            report(Fault::CHAIN, site, "%s of %p, which the kernel before %s, without waiting for it",
+            report(Fault::CHAIN, site, "%s of %p without waiting for the kernel before, which %s the same memory",
                    writes ? "write" : "read", pointer, written ? "writes" : "reads");
     }
 
@@ -528,7 +528,7 @@ class Machine {
             w.site = site;
             w.first_lane = lane();
         } else if (w.op != op || (op >= Op::BARRIER_SYNC && w.site != site)) {
-            report(Fault::DIVERGENCE, site, "at %s while lane %d of the warp is at %s in %s:%d", op_name(op),
+            report(Fault::DIVERGENCE, site, "is at %s, while lane %d of the warp is at %s in %s:%d", op_name(op),
                    w.first_lane, op_name(w.op), w.site.name(), w.site.line);
             abandon();
         }
@@ -562,7 +562,8 @@ class Machine {
         Barrier& b = barriers_[id];
         if (b.arrived == 0) b.expected = threads;
         if (b.expected != threads) {
-            report(Fault::BARRIER, site, "barrier %d for %d threads, others passed %d", id, threads, b.expected);
+            report(Fault::BARRIER, site, "barrier %d for %d threads, but other threads passed %d", id, threads,
+                   b.expected);
             abandon();
         }
         b.arrived += LANES;
@@ -590,7 +591,7 @@ class Machine {
         fresh.expected = threads;
         for (Mbarrier& m : mbarriers_) {
             if (m.addr != addr) continue;
-            report(Fault::BARRIER, site, "mbarrier_init of %s, which exists already", mbarrier_name(m).c_str());
+            report(Fault::BARRIER, site, "mbarrier_init of %s, which already exists", mbarrier_name(m).c_str());
             m = fresh;
             return;
         }
@@ -658,8 +659,8 @@ class Machine {
     void set_registers(int count, bool takes, const Site& site) {
         if (!step(Op::REGISTERS, site, (uint64_t)count)) return;
         if (warp_->registers && (takes ? count < warp_->registers : count > warp_->registers))
-            report(Fault::WGMMA, site, "warp %d %s registers: it has %d of a thread, then %d", warp_index(),
-                   takes ? "takes" : "gives", warp_->registers, count);
+            report(Fault::WGMMA, site, "warp %d %s registers: it had %d per thread, and would then have %d",
+                   warp_index(), takes ? "takes" : "gives", warp_->registers, count);
         warp_->registers = count;
     }
 
@@ -710,8 +711,9 @@ class Machine {
         if (warp_->steps++ == steps.size()) steps.push_back(now);
         const WarpgroupStep& first = steps[warp_->steps - 1];
         if (first.op == op && first.site == site && first.argument == argument && first.product == product) return true;
-        report(Fault::WGMMA, site, "%s of warp %d is %s in %s:%d, or with other arguments, in its warpgroup",
-               op_name(op), warp_index(), op_name(first.op), first.site.name(), first.site.line);
+        report(Fault::WGMMA, site,
+               "%s of warp %d is %s in %s:%d, or has other arguments, in another warp of its warpgroup", op_name(op),
+               warp_index(), op_name(first.op), first.site.name(), first.site.line);
         return true;
     }
 
@@ -924,7 +926,8 @@ class Machine {
         for (const Event& e : events_)
             if (e.bytes == 0 && e.warp == warp_index()) awaited = std::max(awaited, e.landed[lane()]);
         const size_t started = current().landed + current().copies.size();
-        if (started > awaited) report(Fault::COPY, launch.site, "returns with %zu copies in flight", started - awaited);
+        if (started > awaited)
+            report(Fault::COPY, launch.site, "returns while %zu copies are in flight", started - awaited);
         warp_->live &= ~(1u << lane());
         warp_->ready &= ~(1u << lane());
         if (warp_->live == 0) warp_->log.flush(traffic_);
@@ -1033,7 +1036,7 @@ class Machine {
         for (Mbarrier& m : mbarriers_) {
             if (m.addr == addr) return m;
         }
-        internal_error("a mark without an mbarrier");
+        internal_error("a value that marks an mbarrier, but there is no mbarrier");
     }
 
     static std::string mbarrier_name(const Mbarrier& m) {
@@ -1068,20 +1071,20 @@ class Machine {
 
     void check_mbarrier_idle(const Mbarrier& m, const Site& site) {
         if (m.arrived == 0 && m.bytes == 0) return;
-        report(Fault::BARRIER, site, "%s is left with %d of %d threads, %lld bytes missing", mbarrier_name(m).c_str(),
-               m.arrived, m.expected, (long long)m.bytes);
+        report(Fault::BARRIER, site, "%s ends after %d of %d threads have arrived, with %lld bytes missing",
+               mbarrier_name(m).c_str(), m.arrived, m.expected, (long long)m.bytes);
     }
 
     void check_warpgroups_idle() {
         int registers = 0; /* a lower bound: 24 for a warp that never set its number */
         for (int i = 0; i < launch.warps; i++) registers += warps_[i].registers ? warps_[i].registers : 24;
         if (registers > 65536 / LANES)
-            report(Fault::DEADLOCK, launch.site, "the warps take %d registers a lane, a multiprocessor has %d",
+            report(Fault::DEADLOCK, launch.site, "the warps take %d registers per lane, but a multiprocessor has %d",
                    registers, 65536 / LANES);
         for (int i = 0; i < launch.warps; i++) {
             const Warp& w = warps_[i];
             if (!w.products.empty())
-                report(Fault::WGMMA, w.products[0].site, "warp %d returns with products in flight", i);
+                report(Fault::WGMMA, w.products[0].site, "warp %d returns while products are in flight", i);
             if (w.steps != warpgroups_[i / 4].size())
                 report(Fault::WGMMA, launch.site, "warp %d returns after %zu of its warpgroup's %zu steps", i, w.steps,
                        warpgroups_[i / 4].size());

@@ -18,7 +18,7 @@ EMU_UNCHECKED inline size_t Machine::take_block(Word* const* at, int count, bool
         if (blocks[i].is(at, count)) {
             found = i;
         } else if (blocks[i].products && blocks[i].overlaps(at, count)) {
-            report(Fault::WGMMA, site, "registers are used by a product in flight, otherwise");
+            report(Fault::WGMMA, site, "a product in flight uses these registers in another way");
         }
     }
     const bool is_new = found == blocks.size();
@@ -38,7 +38,7 @@ EMU_UNCHECKED inline size_t Machine::take_block(Word* const* at, int count, bool
     RegisterBlock& block = blocks[found];
     if (block.products++ > 0) {
         if (block.accumulates != accumulates)
-            report(Fault::WGMMA, site, "registers are used by a product in flight, otherwise");
+            report(Fault::WGMMA, site, "a product in flight uses these registers in another way");
         return found;
     }
     block.accumulates = accumulates;
@@ -177,9 +177,9 @@ inline int unpack_piece(const uint8_t (&piece)[16], Format format, float (&value
 inline void check_operand(const Layout& layout, int pieces, Machine& machine, const Wgmma& what, bool is_mn,
                           const Site& site) {
     if (!layout.is_known() || (what.format == Format::TF32 && (is_mn || layout.is_swizzled())))
-        machine.report(Fault::UNSUPPORTED, site, "an operand of wgmma that wgmma_tile has not made");
+        machine.report(Fault::UNSUPPORTED, site, "an operand of wgmma was not made by wgmma_tile");
     if (!layout.is_aligned())
-        machine.report(Fault::ALIGNMENT, site, "an operand of wgmma whose panels are not at multiples of 8 rows");
+        machine.report(Fault::ALIGNMENT, site, "the panels of an operand of wgmma do not start at multiples of 8 rows");
     if (!layout.stays_in_panel(pieces))
         machine.report(Fault::WGMMA, site, "an operand of wgmma starts inside a panel and leaves it");
 }

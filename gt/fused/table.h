@@ -141,7 +141,7 @@ static gt_status gt_norm_gate_resolve(void *filled, gt_pass pass, gt_dims *dims)
         (status = gt_check_range(GT_ERROR_VALUE, "gate_first", a->gate_first, 0, 1)) ||
         (status = gt_resolve_eps(&a->eps)))
         return status;
-    if (pass == GT_BACKWARD && a->M > 0 && a->dz && !a->z) return gt_fail(GT_ERROR_NULL, "z is NULL, but dz is not");
+    if (pass == GT_BACKWARD && a->M > 0 && a->dz && !a->z) return gt_fail(GT_ERROR_NULL, "z is NULL, but dz is set");
     return GT_OK;
 }
 

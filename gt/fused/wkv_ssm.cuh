@@ -172,7 +172,7 @@ static inline gt_status path(const gt_wkv_ssm_args* args, char* text, size_t byt
     gt_no_text(text, bytes);
     gt_status status = prepare(GT_PATH, args, &a);
     if (status == GT_OK && (!text || !bytes))
-        status = gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
+        status = gt_fail(GT_ERROR_NULL, text ? "bytes = 0: must be at least 1" : "text is NULL");
     if (status != GT_OK) return status;
     a.wkv6.saved = a.ssd.saved = a.saved;
     a.wkv6.slots = a.wkv6.tokens = a.wkv6.commit = nullptr;

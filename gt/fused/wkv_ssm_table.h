@@ -56,11 +56,11 @@ extern "C" {
         for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)                                                \
             if (numbers[i].value)                                                                                      \
                 return gt_fail(GT_ERROR_VALUE, "%s is set: it must be 0 in an inner struct of wkv_ssm%s",              \
-                               numbers[i].name, i < 10 ? ", it stands in gt_wkv_ssm_args" : "");                       \
+                               numbers[i].name, i < 10 ? "; set it in gt_wkv_ssm_args" : "");                          \
         for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)                                              \
             if (pointers[i].value)                                                                                     \
                 return gt_fail(GT_ERROR_VALUE, "%s is set: it must be NULL in an inner struct of wkv_ssm%s",           \
-                               pointers[i].name, i < 7 ? ", it stands in gt_wkv_ssm_args" : "");                       \
+                               pointers[i].name, i < 7 ? "; set it in gt_wkv_ssm_args" : "");                          \
         return GT_OK;                                                                                                  \
     }
 

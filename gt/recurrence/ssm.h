@@ -34,7 +34,7 @@ static inline gt_status gt_ssm_check_limits(int dt_limit, float dt_min, float dt
 /* Refuses dz without z, since dz is the gradient of the gate z.  A call without tokens needs no gate. */
 static gt_status gt_ssm_check_gate(const void *z, const void *dz, gt_pass pass, const gt_dims *dims) {
     if (pass != GT_BACKWARD || !dz || z || !dims->n['B' - 'A'] || !dims->n['T' - 'A']) return GT_OK;
-    return gt_fail(GT_ERROR_NULL, "z is NULL: dz needs it");
+    return gt_fail(GT_ERROR_NULL, "z is NULL, but dz is set");
 }
 
 /* Sets y of a backward call to NULL if the call does not read y, so that callers may pass any value. */

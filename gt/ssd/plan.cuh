@@ -33,7 +33,7 @@ static inline gt_status with_columns_from(int n, [[maybe_unused]] const Launch& 
     if constexpr (sizeof...(MORE) > 0)
         return with_columns_from<FIRST, MORE...>(n, launch);
     else
-        return gt_fail(GT_ERROR_UNSUPPORTED, "no kernel for %d columns in this build", n);
+        return gt_fail(GT_ERROR_UNSUPPORTED, "this build has no kernel for %d columns", n);
 }
 template <int... COLUMNS, class Launch>
 static inline gt_status with_columns(int n, const Launch& launch) {

@@ -73,8 +73,8 @@ static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const De
     if (device.compute_capability < 80) return {"the device is older than sm_80"};
     if (a.N != a.V) return {"N and V differ"};
     if (a.N != 32 && a.N != 64 && a.N != 128) return {"N is not 32, 64 or 128"};
-    if (!is_built(x)) return {"this build has no others for the dtype"};
-    if (!is_built_head(a.N)) return {"this build has no others for N"};
+    if (!is_built(x)) return {"this build has no other kernels for the dtype"};
+    if (!is_built_head(a.N)) return {"this build has no other kernels for N"};
     if (a.T >= INT32_MAX / 2) return {"T is 2^30 or more"};
     if (most_parts(a, device) >= INT32_MAX / 2) return {"segments or chunks of heads are 2^30 or more"};
     Obstacle found = {nullptr};
@@ -102,7 +102,7 @@ static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const De
     if (found.reason || a.N < 128) return found;
     if ((x == GT_F32 && device.shared_bytes < TensorTraits<float, float, 128>::SMEM) ||
         (pass == GT_BACKWARD && slice_channels(x, device) == 0))
-        found = {"a block may have too little shared memory"};
+        found = {"the device allows a block too little shared memory"};
     return found;
 }
 

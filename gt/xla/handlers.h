@@ -94,7 +94,7 @@ static gt_status gt_xla_set_attribute(gt_xla_reading *r, const gt_xla_text *name
     double number = 0;
     int64_t integer = 0;
     while (a->name && !gt_xla_is(name, a->name)) a++;
-    if (!a->name) return gt_xla_bad(name, "is no attribute of this call");
+    if (!a->name) return gt_xla_bad(name, "is not an attribute of this call");
     if (type != GT_XLA_SCALAR) return gt_xla_bad(name, "must be a number");
     if (a->kind == 'f') {
         float field;
@@ -240,7 +240,7 @@ static gt_status gt_xla_set_buffer(gt_xla_reading *r, int is_result, const gt_xl
     while (t->name && !gt_xla_is(name, t->name)) t++;
     use = t->name ? gt_use(t, r->pass) : '-';
     if (is_result ? !gt_xla_is_output(use) : !gt_xla_is_input(use))
-        return gt_xla_bad(name, is_result ? "is no result of this call" : "is no operand of this call");
+        return gt_xla_bad(name, is_result ? "is not a result of this call" : "is not an operand of this call");
     place = (is_result ? r->result : r->operand) + (t - r->op->tensors);
     if (*place) return gt_xla_bad(name, "is named twice");
     *place = b;
@@ -271,16 +271,16 @@ static gt_status gt_xla_set_buffers(gt_xla_reading *r, int is_result, gt_xla_tex
         while (at < end && *at != ' ') at++;
         name.size = (size_t)(at - name.data);
         if (count == all->count)
-            return gt_fail(GT_ERROR_VALUE, "%ss = \"%.*s\": the call has %lld %ss", what, (int)names.size, names.data,
-                           (long long)count, what);
+            return gt_fail(GT_ERROR_VALUE, "%ss = \"%.*s\": must name the %lld %ss of the call", what, (int)names.size,
+                           names.data, (long long)count, what);
         if (all->types[count] != GT_XLA_BUFFER) return gt_xla_bad(&name, "must be a buffer");
         status = gt_xla_set_buffer(r, is_result, &name, (const gt_xla_buffer *)all->buffers[count]);
         if (status != GT_OK) return status;
         count++;
     }
     if (count == all->count) return GT_OK;
-    return gt_fail(GT_ERROR_VALUE, "%ss = \"%.*s\": the call has %lld %ss", what, (int)names.size, names.data,
-                   (long long)all->count, what);
+    return gt_fail(GT_ERROR_VALUE, "%ss = \"%.*s\": must name the %lld %ss of the call", what, (int)names.size,
+                   names.data, (long long)all->count, what);
 }
 
 /* Returns the operand for a tensor, or NULL. */
@@ -301,8 +301,8 @@ static gt_status gt_xla_set_pool(gt_xla_reading *r) {
             const gt_xla_buffer *const before = gt_xla_operand(r, t->may_equal);
             if (!before || before->data != pool->data)
                 return gt_fail(GT_ERROR_VALUE,
-                               "%s is updated in place: with slots %s must be an operand, aliased with it", t->name,
-                               t->may_equal);
+                               "%s is updated in place: with slots, %s must be an operand that is aliased with it",
+                               t->name, t->may_equal);
         }
         memcpy(gt_xla_field(r, r->op->fields.slot_capacity), &pool->sizes[0], sizeof(int64_t));
     }

@@ -92,7 +92,7 @@ def parse(path):
         else:
             stack[-1][1].append((keyword, value, line))
     if len(stack) != 1:
-        sys.exit(f'{path}: an #if without #endif')
+        sys.exit(f'{path}: an #if has no #endif')
     for node in top:
         mark_guard(node)
     return top
