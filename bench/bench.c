@@ -47,7 +47,7 @@ static void open_streams(void) {
 static void check_written(FILE *f, const char *name) {
     errno = 0;
     if (!fflush(f) && !ferror(f)) return;
-    fprintf(stderr, "cannot write %s: %s\n", name, errno ? strerror(errno) : "a part of it is missing");
+    fprintf(stderr, "cannot write %s: %s\n", name, errno ? strerror(errno) : "a part of the output was lost");
     exit(1);
 }
 

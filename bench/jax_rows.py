@@ -221,11 +221,13 @@ def write_row(op, pass_, impl, dtype, shape, ms, rel_err, mem_mib):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--lib', help='the shared library of gt_kernels')
+    parser.add_argument('--lib', help='file of the shared library of gt_kernels')
     parser.add_argument('--csv', help='also write the rows there')
-    parser.add_argument('--only', default='', help='groups whose name holds this, such as "selective_scan float32 gt"')
-    parser.add_argument('--limit', type=float, default=90, help='seconds of a group')
-    parser.add_argument('--seconds', type=float, default=540, help='seconds in all: later groups are left out')
+    parser.add_argument('--only', default='',
+                        help='run only groups whose name contains this, such as "selective_scan float32 gt"')
+    parser.add_argument('--limit', type=float, default=90, help='time limit of a group, in seconds')
+    parser.add_argument('--seconds', type=float, default=540,
+                        help='time limit of all groups, in seconds; later groups are not run')
     parser.add_argument('--small', action='store_true', help='small sizes, to try the script')
     parser.add_argument('--group', help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -266,7 +268,7 @@ def run_all(args):
             continue
         left = args.seconds - (time.monotonic() - started)
         if left < 5:
-            say(f'# {name}: left out, the time is over')
+            say(f'# {name}: not run, because no time is left')
             failed += 1
             continue
         command = [sys.executable, os.path.abspath(__file__), '--group', group]
@@ -285,7 +287,7 @@ def run_all(args):
         if why is not None:
             failed += 1
             say(f'# {name}: {why}')
-    print(f'{failed} groups failed or were left out, {time.monotonic() - started:.0f} s', file=sys.stderr)
+    print(f'{failed} groups failed or were not run, {time.monotonic() - started:.0f} s', file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -71,7 +71,7 @@ row() {
     local run speed waiting transport
     for ((run = 0; run < runs; run++)); do
         if [ $until -le $SECONDS ]; then
-            echo "# left out for want of time: $*" >>"$file"
+            echo "# not run, because no time is left: $*" >>"$file"
             status=124
             return
         fi

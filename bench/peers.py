@@ -744,16 +744,16 @@ def read_rows(file):
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--rows', metavar='FILE', help='rows to time, instead of standard input')
+    parser.add_argument('--rows', metavar='FILE', help='file with the rows to time; default: standard input')
     parser.add_argument('--csv', metavar='FILE', help='write the rows to FILE too')
     parser.add_argument('--filter', metavar='TEXT', default='',
-                        help="only rows that hold every word of TEXT, for example 'wkv6 bf16'")
+                        help="time only rows that contain every word of TEXT, for example 'wkv6 bf16'")
     parser.add_argument('--quick', action='store_true', help='one timed run per row')
-    parser.add_argument('--plain', action='store_true', help='only loops over tokens of wkv6 in PyTorch')
+    parser.add_argument('--plain', action='store_true', help='time only wkv6, as loops over tokens in PyTorch')
     parser.add_argument('--check', action='store_true',
-                        help='compare with float64 on the CPU, in small sizes; nothing is timed')
-    parser.add_argument('--rwkv', metavar='FOLDER', help='sources of the original WKV6 kernel')
-    parser.add_argument('--rwkv4', metavar='FOLDER', help='sources of the original RWKV-4 kernel')
+                        help='time nothing; compare with float64 on the CPU, in small sizes')
+    parser.add_argument('--rwkv', metavar='FOLDER', help='folder with the sources of the original WKV6 kernel')
+    parser.add_argument('--rwkv4', metavar='FOLDER', help='folder with the sources of the original RWKV-4 kernel')
     return parser.parse_args()
 
 
@@ -825,7 +825,7 @@ def main():
     with open(options.rows) if options.rows else sys.stdin as file:
         rows = read_rows(file)
     if not rows:
-        sys.exit("no rows: give the output of 'gt_bench --list'")
+        sys.exit("there are no rows to time: give the output of 'gt_bench --list' on standard input, or in --rows")
     torch.manual_seed(0)
     functorch = importlib.import_module('torch._functorch.config')
     if hasattr(functorch, 'donated_buffer'):

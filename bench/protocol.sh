@@ -44,14 +44,14 @@ within() {
     local name=$1 started=$SECONDS result=0
     shift
     if [ $until -le $SECONDS ]; then
-        echo "# left out for want of time: $name" >>"$file"
+        echo "# not run, because no time is left: $name" >>"$file"
         status=124
         return
     fi
     timeout $((until - SECONDS)) "$@" || result=$?
     case $result in
     0) echo "# took $((SECONDS - started)) s" >>"$file" ;;
-    124) echo "# cut after $((SECONDS - started)) s" >>"$file" ;;
+    124) echo "# stopped by its time limit after $((SECONDS - started)) s" >>"$file" ;;
     *) echo "# ended with $result after $((SECONDS - started)) s" >>"$file" ;;
     esac
     [ $result = 0 ] || status=$result

@@ -31,7 +31,7 @@ done
 expect 1 'cannot write standard output: ' "\"\$bench\" $filter --csv closed.csv >&-"
 if grep -q '^version' closed.csv; then
     failures=1
-    echo "FAIL: what is printed lands in the CSV file"
+    echo "FAIL: the CSV file contains printed text"
 fi
 expect 1 'cannot write standard output: ' 'ulimit -f 1; "$bench" --list >big.txt'
 "$bench" --quick --filter 'norm_mix fwd ref f32' --csv rows.csv >out.txt || failures=1
@@ -50,7 +50,7 @@ awk -F, '$1 == "add_norm" { if ($5 ~ / inputs$/) inputs = $7; else stored = $7 }
     END { M = 2048; exit !(inputs > 0 && stored / inputs > (4 * M + 2) / (5 * M + 2) * .9999 &&
                            stored / inputs < (4 * M + 2) / (5 * M + 2) * 1.0001) }' sums.csv || {
     failures=1
-    echo "FAIL: the floors of add_norm's backward"
+    echo "FAIL: the floors of add_norm's backward do not have the expected ratio"
     cat sums.csv
 }
 [ $failures = 0 ] && echo ok

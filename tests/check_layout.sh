@@ -60,9 +60,9 @@ EOF
         read -r to to_folder <<EOF
 $(layer "$path")
 EOF
-        [ "$to" -le "$from" ] || fail "$file includes $path: includes run the other way"
+        [ "$to" -le "$from" ] || fail "$file includes $path: a file may include only files of its own level or below"
         if [ "$from$to" = 33 ] && [ "$from_folder" != "$to_folder" ] && [ "$from_folder" != gt/fused ]; then
-            fail "$file includes $path: an operator includes no other"
+            fail "$file includes $path: an operator may not include another operator"
         fi
     done
 done
@@ -165,7 +165,7 @@ cat >"$scratch/alone" <<'END_OF_SCRIPT'
 file=$1
 shift
 if ! printf '#include "%s"\n' "$file" | "$@" -I. -fsyntax-only - >"$0.$$" 2>&1; then
-    echo "$file does not compile alone: $*"
+    echo "$file does not compile by itself: $*"
     head -n 5 "$0.$$"
 fi
 END_OF_SCRIPT
@@ -185,5 +185,5 @@ alone=$headers
     fi
 } | xargs -P 2 -L 1 sh "$scratch/alone" >"$scratch/failed"
 if [ -s "$scratch/failed" ]; then fail "$(cat "$scratch/failed")"; fi
-echo "headers: $(echo "$alone" | wc -l) of $(echo "$headers" | wc -l), each compiled alone"
+echo "headers: $(echo "$alone" | wc -l) of $(echo "$headers" | wc -l), each compiled by itself"
 [ $failures -eq 0 ]

@@ -7,11 +7,11 @@ part=$1
 names=$("$NM" -C "$2")
 failures=0
 has() { printf '%s\n' "$names" | grep -E "$1" >/dev/null; }
-needs() { has "$1" || { failures=1 && echo "FAIL: no $1"; }; }
+needs() { has "$1" || { failures=1 && echo "FAIL: the library has no $1"; }; }
 lacks() {
     if has "$1"; then
         failures=1
-        echo "FAIL: $1 is there:"
+        echo "FAIL: the library must not have $1, but has:"
         printf '%s\n' "$names" | grep -E "$1" | head -n 3
     fi
 }

@@ -1022,7 +1022,8 @@ void test_rounding_agrees(const test_runner *r, const test_case *c, const char *
             test_set_array(&in, c, "rounding_seed", NULL), test_set_array(&in, c, "rounding_steps", NULL);
         const char *const changed = i == 0 ? "rounding_seed" : i == 1 ? "rounding_steps" : NULL;
         double *const other = state_of_step(r, &rounded, &in, changed, 1, &bytes);
-        test_check(memcmp(got, other, bytes) != 0, "%s: %s rounds alike with another seed, or step, or none",
+        test_check(memcmp(got, other, bytes) != 0,
+                   "%s: %s rounds to the same bits with another seed, another step, or no seed",
                    test_describe(&rounded, GT_STEP), r->name);
         free(other);
     }
@@ -1030,7 +1031,7 @@ void test_rounding_agrees(const test_runner *r, const test_case *c, const char *
     test_set_array(&in, c, "rounding_seed", NULL), test_set_array(&in, c, "rounding_steps", NULL);
     double *const nearest = state_of_step(&test_twin, &rounded, &in, NULL, 0, &bytes);
     double *const same = state_of_step(r, &rounded, &in, NULL, 0, &bytes);
-    test_check(!memcmp(same, nearest, bytes), "%s: %s rounds to nearest to other bits than the twin",
+    test_check(!memcmp(same, nearest, bytes), "%s: %s rounds to nearest, but to other bits than the twin",
                test_describe(&rounded, GT_STEP), r->name);
     free(nearest), free(same);
     test_free(&in);

@@ -16,7 +16,7 @@ lacks() {
     if "$@" >/dev/null 2>&1; then
         status=1
     elif [ $status -eq 0 ]; then
-        echo 'since its registry does not answer'
+        echo 'because its registry does not answer'
         status=77
     fi
 }
@@ -43,7 +43,7 @@ if ! "$folder/bin/python" -c "$imports" 2>/dev/null; then
     python3 -m venv --clear "$folder" >/dev/null 2>&1 ||
         { have apt-get && apt_install python3-venv && python3 -m venv --clear "$folder"; } || true
     if [ ! -x "$folder/bin/pip" ]; then
-        echo 'python3 lacks its module venv, which makes virtual environments'
+        echo 'python3 lacks the module venv, which makes virtual environments: install python3-venv'
         status=1
     elif ! "$folder/bin/pip" -q install jax matplotlib numpy safetensors || ! "$folder/bin/python" -c "$imports"; then
         # pip itself is on every registry of Python packages

@@ -1667,7 +1667,7 @@ static void test_fuzz(void) {
            "needlessly)\n",
            FUZZ_CALLS, f->accepted, f->run, f->too_large, f->refused, f->refused_wrongly);
     check(f->accepted > FUZZ_CALLS / 20 && f->run > FUZZ_CALLS / 20 && f->refused > FUZZ_CALLS / 20,
-          "the fuzz test reaches too little");
+          "the fuzz test runs or refuses too few calls");
     check(f->refused_wrongly * 20 <= f->refused, "more than 5 %% of the refusals are needless");
     free(f);
 }

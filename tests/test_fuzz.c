@@ -681,7 +681,8 @@ static void check_sizes(const fuzz *f, gt_status status) {
         const int64_t n = size_at(&f->args, s->offset);
         if (n >= s->min && n <= GT_MAX_SIZE) continue;
         snprintf(text, sizeof text, ": %s = %" PRId64 ": ", s->name, n);
-        expect(f, status == GT_ERROR_SIZE && strstr(gt_last_error(), text), "a size beyond its limit is not named");
+        expect(f, status == GT_ERROR_SIZE && strstr(gt_last_error(), text),
+               "the message does not name the size that is beyond its limit");
         return;
     }
 }
@@ -845,7 +846,7 @@ static int is_too_large(const fuzz *f) {
 static void check_counts(const fuzz *f, gt_status promised, int is_large) {
     const int is_refused = promised == GT_ERROR_SIZE && strstr(gt_last_error(), "more than 2^48 elements");
     if (promised == GT_OK) expect(f, !is_large, "a tensor of more than 2^48 elements is accepted");
-    if (is_refused) expect(f, is_large, "refused for more than 2^48 elements, which no tensor has");
+    if (is_refused) expect(f, is_large, "refused for more than 2^48 elements, but no tensor has so many");
 }
 
 /* Reserves places and sets pointers.  If the library refuses the sizes or flags, tensors get no places. */
@@ -908,7 +909,7 @@ static void fuzz_once(fuzz *f, int64_t number) {
     promised = gt_prepare(f->op, f->pass, IS_KERNEL ? GT_DEVICE : GT_HOST, &f->args, &f->filled, &f->dims);
     check_counts(f, promised, is_large);
     snprintf(promise, sizeof promise, "%s", gt_last_error());
-    expect(f, is_fine(f, promised), "a call in order is refused");
+    expect(f, is_fine(f, promised), "a valid call is refused");
     check_sizes(f, promised);
     if (promised == GT_OK && !is_honest(f)) return;
     is_tame = promised == GT_OK && write_numbers(f, in);
@@ -919,9 +920,10 @@ static void fuzz_once(fuzz *f, int64_t number) {
     status = make_call(f);
     if (status != GT_OK) check_message(f, status, f->pass);
     if (promised != GT_OK)
-        expect(f, status == promised && !strcmp(promise, gt_last_error()), "refused, but not as gt_prepare refuses it");
+        expect(f, status == promised && !strcmp(promise, gt_last_error()),
+               "refused, but with another error than gt_prepare's");
     else
-        expect(f, is_fine(f, status) || (is_short && status == GT_ERROR_WORKSPACE), "a call in order fails");
+        expect(f, is_fine(f, status) || (is_short && status == GT_ERROR_WORKSPACE), "a valid call fails");
     if (is_short) expect(f, status != GT_OK, "less workspace than needed is accepted");
     check_memory(f, status);
     f->ran += status == GT_OK;
@@ -976,7 +978,7 @@ static void fuzz_operator(const test_op *op, uint64_t seed, int64_t calls, int64
            calls, f.ran, f.compared, f.refused, f.queried);
     if (only < 0)
         test_check(f.ran * 3 > calls && f.compared * 4 > calls && f.refused * 10 > calls,
-                   "%s: the calls reach too little", op->name);
+                   "%s: the test runs or refuses too few calls", op->name);
     test_group(op->name, IS_KERNEL ? "hostile and valid calls of the kernels" : "hostile and valid calls of the twin");
     free(f.memory), free(f.before);
 }

@@ -487,7 +487,7 @@ static void refuses_less(tester *t, const test_case *c) {
         test_values in, out;
         if (!test_has_pass(c, (gt_pass)pass)) continue;
         test_inputs(c, (gt_pass)pass, &in);
-        test_check(test_run(&r, c, (gt_pass)pass, &in, TEST_ALL, &out), "%s: too little is enough",
+        test_check(test_run(&r, c, (gt_pass)pass, &in, TEST_ALL, &out), "%s: accepts less memory than it needs",
                    test_describe(c, (gt_pass)pass));
         test_free(&in), test_free(&out);
     }

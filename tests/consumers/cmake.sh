@@ -80,7 +80,7 @@ no_c() {
     check "$languages: configure" env CXX="${CXX:-c++}" CC="$CC" cmake -S no_c -B "$name" "-DLANGUAGES=$languages" \
         -DTARGET=implementation "$@"
     if cmake -S no_c -B "$name" -DTARGET=reference >log 2>&1; then
-        fail "$languages: the twins are left out without a word"
+        fail "$languages: CMake leaves out the twins, but does not say so"
     elif ! tr -s ' \n' ' ' <log | grep -q 'gt_kernels::reference needs the language C: enable it'; then
         fail "$languages: CMake does not say that the twins need the language C: $(cat log)"
     fi
@@ -142,7 +142,7 @@ if cmake -S consumer -B other_version "-DFIND=$scratch/other_version.cmake" \
     "-DCMAKE_PREFIX_PATH=$scratch/moved" >log 2>&1; then
     fail 'find_package(gt_kernels 99.0) finds another version'
 elif ! grep -q "version: $version" log; then
-    fail "find_package(gt_kernels 99.0) does not name the version that is there: $(cat log)"
+    fail "find_package(gt_kernels 99.0) does not name the installed version: $(cat log)"
 fi
 
 finish

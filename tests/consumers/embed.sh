@@ -70,5 +70,6 @@ check 'subproject: install nothing' "$meson" install -C parent/build --destdir "
 [ -z "$(find nothing -type f 2>/dev/null)" ] || fail "the subproject installs $(find nothing -type f | wc -l) files"
 check 'subproject: ask' "$meson" configure parent/build -Dgt_kernels:install=enabled
 check 'subproject: install' "$meson" install -C parent/build --destdir "$scratch/asked"
-find asked -name gt_kernels.h | grep -q . || fail 'the subproject does not install what is asked for'
+find asked -name gt_kernels.h | grep -q . ||
+    fail 'the subproject does not install its files, although -Dinstall=enabled asks for it'
 finish

@@ -72,7 +72,7 @@ check 'two libraries: run' ./program
 # ---- a program and an implementation of different versions do not link, and say why ----
 check 'newer program: compile' $CC -std=c11 $strict -Inewer -c "$use" -o newer.o
 if $CC newer.o $objects -o mixed 2>log; then
-    fail 'a program of another version linked'
+    fail 'a program linked with a library of another version'
 elif ! grep -q "gt_wkv6_forward_$other" log; then
     fail 'the linker does not name the version:'
     cat log

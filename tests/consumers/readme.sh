@@ -71,7 +71,7 @@ fi
 
 sed -n "s/^option('\([a-z_]*\)'.*/\1/p" "$SOURCE/meson_options.txt" | sort >options
 grep -o -e '-D[a-z_]*=' "$SOURCE/README.md" | sed 's/-D\(.*\)=/\1/' | sort -u >named
-[ -s options ] && cmp options named || fail 'README.md does not name just the options of meson_options.txt'
+[ -s options ] && cmp options named || fail 'README.md must list exactly the options of meson_options.txt'
 
 # Files in backquotes from the source tree on (OP stands for an operator: wkv6, or what its files are named after), and
 # links from the document's own folder on.
@@ -80,7 +80,7 @@ for document in README.md $(cd "$SOURCE" && ls docs/*.md); do
         tr -d '`' | sed 's|reference/gt_OP|reference/gt_wkv6|; s|/OP|/wkv6|' >paths || true
     (cd "$SOURCE" && grep -oE ']\([^):#]+\)' "$document") | sed "s|](\(.*\))|$(dirname "$document")/\1|" >>paths || true
     while read -r path; do
-        ls -d "$SOURCE"/$path >/dev/null 2>&1 || fail "$document names $path, which is not there"
+        ls -d "$SOURCE"/$path >/dev/null 2>&1 || fail "$document names $path, which does not exist"
     done <paths
 done
 finish

@@ -18,7 +18,7 @@ sed -n 's/^GT_\(REF_\|XLA_\)\{0,1\}FUNCTION .*[ *]\(gt_[a-z0-9_]*\)(.*/\2/p' sou
     sed "s/\$/_$suffix/" | sort >declared
 nm -D --defined-only $library | sed -n 's/^[0-9a-f]* [A-Z] //p' | sed 's/@.*//' | sort >exported
 [ -s declared ] || fail 'no declarations found in gt_kernels.h'
-diff declared exported || fail 'it does not export what gt_kernels.h declares'
+diff declared exported || fail 'the library does not export exactly the functions that gt_kernels.h declares'
 
 cat >program.c <<'END'
 #include "gt_kernels.h"

@@ -47,7 +47,7 @@ for path in "$SINGLE"/gt_*.cuh; do
     header=${path##*/}
     name=$(function "$header")
     if [ -z "$name" ]; then
-        fail "$header: this test does not know it"
+        fail "$header: this test has no function for this header"
         continue
     fi
     operators="$operators $header"
