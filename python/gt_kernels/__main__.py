@@ -10,7 +10,7 @@ from . import __version__, _build, c
 def device():
     """A text that says whether kernels run on the current CUDA device."""
     status = c.gt_device_supported(-1)
-    return "kernels run on the current one" if status == c.GT_OK else \
+    return "kernels run on the current device" if status == c.GT_OK else \
         c.gt_last_error().decode().partition("gt_device_supported: ")[2]
 
 
@@ -23,11 +23,11 @@ def main():
         try:
             lines.append((name, importlib.metadata.version(name)))
         except importlib.metadata.PackageNotFoundError:
-            lines.append((name, f"not installed: gt_kernels.{name} needs it"))
+            lines.append((name, f"not installed; only gt_kernels.{name} needs it"))
     for name, text in lines:
         print(f"{name:<18} {text}")
     if not _build.NVCC:
-        print("\nFor kernels, put nvcc on the PATH and run in a copy of the source, where -v shows what is built:\n"
+        print("\nTo install kernels, put nvcc on the PATH, and run in a copy of the source (-v prints what is built):\n"
               "    pip install -v --force-reinstall --no-cache-dir .")
 
 

@@ -65,7 +65,7 @@ class Shapes:
                 if "slots" in given:
                     rows = struct.slot_capacity = struct.slot_capacity or (value.shape[0] if len(value.shape) else 0)
                     if not rows:  # for the C API 0 means a default
-                        self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: the pool has no row")
+                        self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: must have at least one row")
             if value is None:
                 continue
             letters = self.match(tensor, value, sizes, rows, call)
@@ -79,7 +79,8 @@ class Shapes:
             if wrong:
                 self.fail(c.GT_ERROR_SIZE, wrong)
         if len(shared) == 2:
-            self.fail(c.GT_ERROR_SIZE, "one state has the batch index and the other has not: both must, or neither")
+            self.fail(c.GT_ERROR_SIZE,
+                      "one state has a batch index, but the other has none: both must have one, or neither")
         if True in shared:
             struct.state_in_shared = 1
         for letter, size in sizes.items():

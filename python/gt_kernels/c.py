@@ -17,8 +17,8 @@ try:
     from . import _build, _header
     from ._header import *  # noqa: F401,F403 - the names of the header
 except ImportError:
-    raise ImportError("gt_kernels: this is its source folder, which has no library: install it (pip install . where "
-                      "pyproject.toml lies), and start Python elsewhere") from None
+    raise ImportError("gt_kernels: this is its source folder, which has no library: install the package (pip install . "
+                      "in the folder of pyproject.toml), and start Python in another folder") from None
 
 
 class Error(RuntimeError):
@@ -46,32 +46,32 @@ def load(path):
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
-        raise ImportError(f"gt_kernels: its library does not load: {error}") from None
+        raise ImportError(f"gt_kernels: cannot load the library: {error}") from None
     functions = {}
     for name, (symbol, returns, arguments) in _header.FUNCTIONS.items():
         try:
             function = getattr(library, symbol)
         except AttributeError:
-            raise ImportError(f"gt_kernels: {path} has no {symbol}: it is of another version than this package, which "
-                              f"has version {_header.VERSION_TEXT}") from None
+            raise ImportError(f"gt_kernels: {path} has no function {symbol}: its version is not that of this package, "
+                              f"{_header.VERSION_TEXT}; install the package again") from None
         function.restype, function.argtypes = returns, arguments
         functions[name] = function
     if functions["gt_version"]() != _header.VERSION:
-        raise ImportError(f"gt_kernels: {path} is of version {functions['gt_version']()}, this package of "
-                          f"{_header.VERSION}")
+        raise ImportError(f"gt_kernels: {path} has version {functions['gt_version']()}, but this package has version "
+                          f"{_header.VERSION}; install the package again")
     for name, function in functions.items():
         if name.endswith("_args_size"):
             struct = getattr(_header, name[: -len("_size")])
             if function() != ctypes.sizeof(struct):
                 raise ImportError(f"gt_kernels: {struct.__name__} has {function()} bytes in {path}, "
-                                  f"{ctypes.sizeof(struct)} in this package")
+                                  f"but {ctypes.sizeof(struct)} in this package; install the package again")
     return functions
 
 
 def kernels():
     """A line of text that says which kernels the library has, and why."""
     if not _build.NVCC:
-        return f"none, since {_build.WHY_NONE} when it was installed"
+        return f"none, because {_build.WHY_NONE} when gt_kernels was installed"
     return f"for {_build.ARCHITECTURES} ({_build.ARCHITECTURES_WHY}), by nvcc {_build.NVCC}"
 
 
@@ -81,9 +81,9 @@ def advice(status, text):
         return text
     option = "" if not _build.NVCC else " --config-settings=setup-args=-Dgpu_archs=all"
     text = text.partition(": built without CUDA")[0] if not _build.NVCC else text
-    return (f"{text}: gt_kernels is installed with kernels: {kernels()}.  With nvcc on the PATH, run \"pip install "
-            f"--force-reinstall --no-cache-dir{option} .\" in a copy of its source.  CPU tensors need no kernels.  "
-            "python -m gt_kernels tells more")
+    return (f"{text}: kernels of this installation: {kernels()}.  To install kernels for this device, put nvcc on the "
+            f"PATH and run \"pip install --force-reinstall --no-cache-dir{option} .\" in a copy of the source.  CPU tensors "
+            "need no kernels.  python -m gt_kernels tells more")
 
 
 def check(status):

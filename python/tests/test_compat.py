@@ -432,7 +432,7 @@ class Compat(unittest.TestCase):
                                      most is None and what in ("scan", "scan, states", "split"))
             compat.most_sequences(4)
             if what in ("scan, states", "split"):
-                with self.assertRaisesRegex(ArgumentError, "seq_idx has 5 sequences: compat.most_sequences allows 4"):
+                with self.assertRaisesRegex(ArgumentError, "seq_idx has 5 sequences: must be at most 4"):
                     function(tensor)
                 torch._dynamo.reset()
                 y = torch.compile(function, fullgraph=True, backend="eager")(tensor)
@@ -728,7 +728,7 @@ class Compat(unittest.TestCase):
                 self.refuses(function, {**right, **wrong}, argument, kind, text)
 
         r, split = torch.randn, "mamba_split_conv1d_scan_combined"
-        refuses("mamba_chunk_scan_combined", 0, "B", "its 3 groups do not divide 4", B=r(2, 11, 3, 5), C=r(2, 11, 3, 5))
+        refuses("mamba_chunk_scan_combined", 0, "B", "its 3 groups must divide 4", B=r(2, 11, 3, 5), C=r(2, 11, 3, 5))
         refuses("mamba_chunk_scan_combined", 1, "seq_idx", "[1, 11]: must be [B,T], where B = 2",
                 seq_idx=torch.zeros(1, 11, dtype=torch.int32))
         refuses("mamba_chunk_scan_combined", 1, "seq_idx", "[11]: must be [B,T]", seq_idx=torch.zeros(11).int())
@@ -738,8 +738,8 @@ class Compat(unittest.TestCase):
         refuses(split, 0, "outproj_weight", "bfloat16: must be torch.float32", outproj_weight=r(9, 24).bfloat16())
         refuses(split, 0, "outproj_bias", "bfloat16: must be torch.float32", outproj_bias=r(9).bfloat16())
         refuses("selective_scan_fn", 0, "C", "must have 1 groups", C=r(2, 7, 5, 11))
-        refuses("selective_scan_fn", 0, "B", "its 2 groups do not divide 7", B=r(2, 2, 5, 11), C=r(2, 2, 5, 11))
-        refuses("selective_state_update", 0, "B", "its 2 groups do not divide 1", B=r(2, 2, 5), C=r(2, 2, 5))
+        refuses("selective_scan_fn", 0, "B", "its 2 groups must divide 7", B=r(2, 2, 5, 11), C=r(2, 2, 5, 11))
+        refuses("selective_state_update", 0, "B", "its 2 groups must divide 1", B=r(2, 2, 5), C=r(2, 2, 5))
         refuses("selective_state_update", 1, "C", "must have 2 groups", C=r(2, 5))
         refuses("selective_state_update", 0, "state", "a row for each of 2", state=r(3, 7, 5))
         refuses("selective_state_update", 0, "state", "expanded", state=torch.zeros(7, 5).expand(2, 7, 5))

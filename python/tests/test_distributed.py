@@ -298,7 +298,7 @@ def disagreements():
 
     for text, options in (
             ("D = 3 at rank 0, 4 at rank 1", {"D": 3 + rank}),
-            ("tokens = 5 at rank 0, 6 at rank 1: must be equal, or lengths given", {"T": 5 + rank}),
+            ("tokens = 5 at rank 0, 6 at rank 1: must be equal unless lengths are given", {"T": 5 + rank}),
             ("lengths[0] = 5 at rank 0, 4 at rank 1", {"lengths": [5 - rank, 5]}),
             ("lengths[0] = None at rank 0, 5 at rank 1", {"lengths": [5, 5] if rank else None}),
             ("lengths[1] = 6: rank 1 has 5 tokens", {"lengths": [5, 6]}),

@@ -731,7 +731,7 @@ class Steps(unittest.TestCase):
                 gt.conv1d_step(torch.zeros(2, 17, 12), tensors["weight"], None, torch.zeros(2, 12, 3))
             for state, what in ((torch._neg_view(torch.zeros(2, 12, 3)), "a negated view"),
                                 (torch._efficientzerotensor((2, 12, 3)), "zeros without memory")):
-                with self.assertRaisesRegex(ArgumentError, f"conv1d_step: state is {what}: it is updated in place"):
+                with self.assertRaisesRegex(ArgumentError, f"conv1d_step: state is {what}: must be a plain tensor"):
                     gt.conv1d_step(tensors["x"], tensors["weight"], None, state)
 
 
@@ -839,8 +839,8 @@ class Pools(unittest.TestCase):
                     ({**right, name: pool[:0]}, f"{name} has shape .*: "),
                     ({**right, name: pool.double()}, f"{name} has dtype torch.float64: must be torch.float32"),
                     ({**right, name: pool.bfloat16()}, f"{name} has dtype torch.bfloat16: must be torch.float32"),
-                    ({**right, name: pool[:1].expand_as(pool)}, f"{name} is updated in place: it must be contiguous"),
-                    ({**right, name: torch._neg_view(pool)}, f"{name} is a negated view: it is updated in place")):
+                    ({**right, name: pool[:1].expand_as(pool)}, f"{name} has strides .*: must be contiguous, because"),
+                    ({**right, name: torch._neg_view(pool)}, f"{name} is a negated view: must be a plain tensor")):
                 before = {key: value.clone() for key, value in pools.items()}
                 given = {**pools, **{key: options[key] for key in options if key in pools}}
                 others = {key: value for key, value in options.items() if key not in pools}

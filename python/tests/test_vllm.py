@@ -218,7 +218,8 @@ class Convolution(Case):
                 (vllm.causal_conv1d_fn, good, {"query_start_loc": integers([0, 9])}, "query_start_loc"),
                 (vllm.causal_conv1d_fn, good, {"cache_indices": integers([])}, "cache_indices .* each of 1 sequences"),
                 (vllm.causal_conv1d_fn, good, {"has_initial_state": integers([])}, "has_initial_state"),
-                (vllm.causal_conv1d_fn, good, {"weight": torch.zeros(D, 5)}, "width 5, not 2 to 4, is not supported"),
+                (vllm.causal_conv1d_fn, good, {"weight": torch.zeros(D, 5)},
+                 r"width 5 \(must be 2 to 4\) is not supported"),
                 (vllm.causal_conv1d_fn, good, {"activation": "relu"}, "activation 'relu' is not supported"),
                 (vllm.causal_conv1d_fn, good, {"null_block_id": "a", "cache_indices": integers([1])},
                  "null_block_id = 'a': must be an integer"),
@@ -441,7 +442,7 @@ class Update(Case):
                 ({"out": torch.zeros(3, H)}, "out has shape"),
                 ({"out": torch.zeros(1, H, P).expand(3, H, P)}, "out has strides"),
                 ({"state": pool[:0]}, "state has shape .* Z = 0|state has shape .* must have a row"),
-                ({"B": torch.zeros(3, 3, N), "C": torch.zeros(3, 3, N)}, "its 3 groups do not divide 4"),
+                ({"B": torch.zeros(3, 3, N), "C": torch.zeros(3, 3, N)}, "its 3 groups must divide 4"),
                 ({"state": pool[:1].expand_as(pool)}, "must not be expanded")):
             with self.subTest(text=text):
                 with self.assertRaisesRegex((ArgumentError, UnsupportedError),
@@ -594,7 +595,7 @@ class Prefill(Case):
         u, pool, B = torch.zeros(D, 5), torch.zeros(ROWS, D, N), torch.zeros(G, N, 5)
         good = dict(u=u, ssm_states=pool, delta=u, A=torch.zeros(D, N), B=B, C=B, query_start_loc=integers([0, 5]))
         for changes, text in (
-                *(({name: integers([0])}, f"{name}, of a prefix cache with .*, is not supported") for name in (
+                *(({name: integers([0])}, f"{name} .a prefix cache with .*. is not supported") for name in (
                     "block_idx_first_scheduled_token", "block_idx_last_scheduled_token", "initial_state_idx")),
                 ({"cache_indices": integers([[0, 1]])}, r"cache_indices has shape \[1, 2\]"),
                 ({"cache_indices": integers([])}, "cache_indices has"),

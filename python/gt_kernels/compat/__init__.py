@@ -117,7 +117,7 @@ class _Function:
         first = next(iter(tensors.values()))[1]
         for name, (tensor, groups) in tensors.items():
             if groups < 1 or heads % groups:
-                self.refuse_shape(name, tensor, f"its {groups} groups do not divide {heads}")
+                self.refuse_shape(name, tensor, f"its {groups} groups must divide {heads}")
             if groups != first:
                 self.refuse_shape(name, tensor, f"must have {first} groups")
 
@@ -137,7 +137,7 @@ class _Function:
 
     def check_width(self, name, weight):
         if not 2 <= weight.shape[1] <= 4:
-            self.unsupported(f"{name}: width {weight.shape[1]}, not 2 to 4,")
+            self.unsupported(f"{name}: width {weight.shape[1]} (must be 2 to 4)")
 
     def check_pool(self, name, state, batch, indices):
         """A state of an update has a row for each batch element, or indices say which."""
@@ -149,7 +149,8 @@ class _Function:
 
     def check_in_place(self, name, tensor):
         if any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride())):
-            self.refuse(f"{name} has strides {list(tensor.stride())}: must not be expanded, it is written in place",
+            self.refuse(f"{name} has strides {list(tensor.stride())}: must not be expanded, because it is "
+                        "written in place",
                         c.GT_ERROR_STRIDE)
 
     def positive(self, name, value):
@@ -292,14 +293,15 @@ class _Runs:
         most = most or _most_sequences[0]
         if most is None:
             if seq_idx.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
-                function.unsupported("seq_idx in a CUDA graph, without compat.most_sequences(...),")
+                function.unsupported("seq_idx in a CUDA graph without compat.most_sequences(...)")
             self.bounds, self.count = torch.ops.gt_kernels.count_bounds(first), None
         else:
             first, run = first.flatten(), first.flatten().cumsum(0)
             if most < B * T:
                 self.excess = runs[-1] > most
                 if seq_idx.device.type == "cpu" and not torch.compiler.is_compiling() and self.excess:
-                    function.refuse(f"seq_idx has {int(runs[-1])} sequences: compat.most_sequences allows {most}")
+                    function.refuse(f"seq_idx has {int(runs[-1])} sequences: "
+                                    f"must be at most {most}, the number in compat.most_sequences")
             place = torch.where(first & (run <= most), run - 1, most + 1)  # the last one is for all other tokens
             ends = run.new_full((most + 2,), B * T).scatter(0, place, torch.arange(B * T, device=run.device))
             self.bounds = ends[:most + 1].to(torch.int32)

@@ -76,6 +76,6 @@ def layer_norm_fwd(x, weight, bias, eps, residual=None, residual_dtype=None, is_
     if residual is not None:
         from .._arguments import refuse
         from .. import c
-        refuse("gt_kernels.compat._layer_norm_fwd", "residual is not supported: layer_norm_fn takes it",
+        refuse("gt_kernels.compat._layer_norm_fwd", "residual is not supported: use layer_norm_fn",
                c.GT_ERROR_UNSUPPORTED)
     return (gt.norm_gate(x, None, weight, bias, norm="rms" if is_rms_norm else "layer", eps=eps),)

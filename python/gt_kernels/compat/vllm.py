@@ -299,7 +299,7 @@ def mamba_chunk_scan_combined_varlen(x, dt, A, B, C, chunk_size, cu_seqlens, cu_
         function.check_in_place("final_states_out", final_states_out)
         final_state_indices = final_state_indices[:count]
     if return_intermediate_states and (cu_chunk_seqlens is None or seq_idx is None):
-        function.refuse("cu_chunk_seqlens or seq_idx is None", c.GT_ERROR_NULL)
+        function.refuse("cu_chunk_seqlens or seq_idx is None: return_intermediate_states needs both", c.GT_ERROR_NULL)
     if return_intermediate_states and sizes["R"] != sizes["K"] - 1:
         function.refuse_shape("seq_idx", seq_idx, f"must have an element for each of {sizes['K'] - 1} chunks")
     limit, dt_softplus = function.dt_limit(dt_limit), bool(dt_softplus)
@@ -367,7 +367,7 @@ def selective_scan_fn(u, ssm_states, delta, A, B, C, D=None, z=None, delta_bias=
                         ("block_idx_last_scheduled_token", block_idx_last_scheduled_token),
                         ("initial_state_idx", initial_state_idx)):
         if value is not None:
-            function.unsupported(f"{name}, of a prefix cache with a state in every block,")
+            function.unsupported(f"{name} (a prefix cache with a state in every block)")
     sizes = function.check(u, ssm_states, delta, A, B, C, D, z, delta_bias, query_start_loc, cache_indices,
                            has_initial_state)
     B, C = (tensor if tensor.dim() > u.dim() else tensor.unsqueeze(-3) for tensor in (B, C))

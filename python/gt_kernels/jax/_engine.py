@@ -207,7 +207,7 @@ class Call:
     def refuse_derivative(self, primals, tangents, *, operands, **_):
         name = f"gt_kernels.jax.{self.operator.name}"
         if self.name == "forward" and "slots" in operands:
-            refuse(name, "a call with slots has no derivatives", c.GT_ERROR_UNSUPPORTED)
+            refuse(name, "a call with slots has no derivatives: call it without slots", c.GT_ERROR_UNSUPPORTED)
         refuse(name + ("_step" if self.name == "step" else ""),
                "a step has no derivatives: use the function without _step" if self.name == "step" else
                "gradients of gradients are not supported", c.GT_ERROR_UNSUPPORTED)

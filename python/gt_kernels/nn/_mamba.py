@@ -59,8 +59,8 @@ class Mamba2(nn.Module):
         self.d_ssm = inner if d_ssm is None else d_ssm
         self.d_state, self.headdim, self.ngroups, self.d_conv = d_state, headdim, ngroups, d_conv
         if self.d_ssm % headdim or self.d_ssm // headdim % ngroups or not 0 < self.d_ssm <= inner:
-            raise ValueError(f"gt_kernels.nn.Mamba2: headdim = {headdim}, ngroups = {ngroups}: must divide the channels, "
-                             f"{self.d_ssm} of {inner}, and the heads")
+            raise ValueError(f"gt_kernels.nn.Mamba2: d_ssm = {self.d_ssm}, headdim = {headdim}, ngroups = {ngroups}: d_ssm "
+                             f"must be at most {inner}, headdim must divide d_ssm, and ngroups the number of heads")
         self.nheads, self.d_mlp = self.d_ssm // headdim, inner - self.d_ssm
         self.dt_limit = None if tuple(dt_limit) == (0.0, math.inf) else tuple(dt_limit)
         channels = self.d_ssm + 2 * ngroups * d_state

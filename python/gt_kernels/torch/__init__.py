@@ -92,7 +92,8 @@ def _call(name, tensors, options, final_state=False, recompute=False, slots=None
     final_state, recompute = _flag(name, "final_state", final_state), _flag(name, "recompute", recompute)
     if slots is not None:
         if final_state:
-            refuse(f"gt_kernels.torch.{name}", "final_state = True: with slots final states go to rows of the pool")
+            refuse(f"gt_kernels.torch.{name}", "final_state = True: must be False with slots, because "
+                   "final states go to rows of the pool")
         if isinstance(starts_zero, torch.Tensor) and starts_zero.dtype == torch.bool:
             starts_zero = starts_zero.to(torch.int32)
         return _update("pool", name, (*tensors, slots, starts_zero), options)

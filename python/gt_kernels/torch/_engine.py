@@ -34,8 +34,8 @@ _TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_
 def _copy(operator, name, value):
     if warn_on_copy[0] and (operator, name) not in _warned:
         _warned.add((operator, name))
-        warnings.warn(f"gt_kernels.torch.{operator}: {name} is copied at each such call: no layout of the C API has its "
-                      f"strides {tuple(value.stride())}", stacklevel=2)
+        warnings.warn(f"gt_kernels.torch.{operator}: {name} is copied in each such call, because no layout of the C API has "
+                      f"its strides {tuple(value.stride())}", stacklevel=2)
     return value.contiguous()
 
 
@@ -359,8 +359,8 @@ class Engine:
         for name, tensor, size, end in zip(plan.names, tensors, plan.item_sizes, plan.ends):
             needed, there = tensor.storage_offset() * size + end, tensor.untyped_storage().nbytes()
             if there < needed:
-                refuse(self.function(call), f"{self.public.get(name, name)} has {there} bytes of memory: its shape and "
-                       f"strides need {needed}")
+                refuse(self.function(call), f"{self.public.get(name, name)} has {there} bytes of memory, but its shape "
+                       f"and strides need {needed}")
 
     def join(self, call, states, decays, first):
         """Calls join or join_backward: computes the state that each piece starts from, or the gradient of the state
@@ -458,8 +458,9 @@ class Engine:
 
     def refuse_gradients(self, call, tensors):
         if torch.is_grad_enabled() and _any_requires_grad(tensors):
-            other = {"step": "the function without _step", "pool": "it without slots"}.get(call)
-            text = (f"it updates the state in place and has no gradients: call it under torch.no_grad(), or {other}"
+            other = {"step": "the function without _step", "pool": "a call without slots"}.get(call)
+            text = (f"this call updates the state in place and has no gradients: call it under torch.no_grad(), or use "
+                    f"{other}"
                     if other else "this call has no gradients: use the operator of forward")
             refuse(self.function(call), text, c.GT_ERROR_UNSUPPORTED)
 
@@ -487,7 +488,8 @@ class Engine:
             for name, state in list(zip(names, tensors))[len(self.inputs) - self.state_count:len(self.inputs)]:
                 if state is not None and (state.is_neg() or state._is_zerotensor()):
                     what = "a negated view" if state.is_neg() else "zeros without memory"
-                    refuse(function, f"{name} is {what}: it is updated in place", c.GT_ERROR_STRIDE)
+                    refuse(function, f"{name} is {what}: must be a plain tensor, because it is updated in place",
+                           c.GT_ERROR_STRIDE)
         first = tensors[0]
         dtype = None if first is None else first.dtype
         if first is not None and first.device.type != "meta" and torch.is_autocast_enabled(first.device.type):

@@ -136,7 +136,7 @@ class Planner(Shapes):
         plan.struct, plan.arguments, plan.workspace = operator.struct, [], {}
         plan.device = given[operator.tensors[0].name].device
         if plan.device.type not in ("cpu", "cuda", "meta"):
-            self.fail(c.GT_ERROR_UNSUPPORTED, f"device {plan.device}: only CPU and CUDA")
+            self.fail(c.GT_ERROR_UNSUPPORTED, f"device {plan.device}: must be a CPU or a CUDA device")
         plan.is_cuda = plan.device.type == "cuda"
         sizes = {}
         self.set_options(struct, options, sizes)
@@ -161,7 +161,8 @@ class Planner(Shapes):
                 self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: must be {list(shapes[field])}")
             if not self.set_stride(struct, field, value, call):
                 if in_place and field in shapes:
-                    self.fail(c.GT_ERROR_STRIDE, f"{name} is updated in place: it must be contiguous")
+                    self.fail(c.GT_ERROR_STRIDE, f"{name} has strides {tuple(value.stride())}: must be contiguous, "
+                              "because it is updated in place")
                 plan.copies.append((len(plan.inputs), name))
                 self.set_stride(struct, field, value.new_empty(value.shape), call)
             if name == "saved":

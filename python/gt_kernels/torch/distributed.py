@@ -372,7 +372,7 @@ class Header:
                     bounds = _all(self.cu_seqlens, group, self.ranks, self.device)
                     at = next(at for at, bound in enumerate(bounds[0]) if bounds[rank][at] != bound)
                     name, right, value = f"cu_seqlens[{at}]", bounds[0][at], bounds[rank][at]
-                hint = ", or lengths given" if i == tokens else ""
+                hint = " unless lengths are given" if i == tokens else ""
                 right, value = self.text(name, right), self.text(name, value)
                 self.refuse(f"{name} = {right} at rank 0, {value} at rank {rank}: must be equal{hint}")
         for rank, length in enumerate(self.lengths or ()):
