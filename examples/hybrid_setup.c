@@ -613,7 +613,7 @@ static gt_status choose_transport(trainer *t, int *takes_nccl) {
     if (is_demanded) status = hy_ranks_meet(&t->ranks, status); /* the message then names a rank */
     if (is_demanded && status != GT_OK) return hy_fail(status, "nccl: %s", hy_last_error());
     if ((status = hy_ranks_add(&t->ranks, GT_OK, &lacking, 1)) != GT_OK) return status;
-    if (lacking > 0 && !*reason) snprintf(reason, sizeof reason, "%.0f ranks cannot load it", lacking);
+    if (lacking > 0 && !*reason) snprintf(reason, sizeof reason, "%.0f of the ranks cannot load it", lacking);
     if (!*reason && (status = find_shared_gpu(t, pair)) != GT_OK) return status;
     if (pair[0] >= 0) snprintf(reason, sizeof reason, "ranks %d and %d have the same GPU", pair[0], pair[1]);
     if (is_demanded && *reason) return hy_fail(GT_ERROR_UNSUPPORTED, "nccl: %s, which NCCL refuses", reason);

@@ -888,7 +888,7 @@ static void test_packed_fields(call *c) {
     set_int64(c->args, B->offset, 2);
     expect_refused_always(c, GT_ERROR_SIZE, "B = 2: must be 1");
     set_int64(c->args, T->offset, (int64_t)INT32_MAX + 1);
-    expect_refused_always(c, GT_ERROR_SIZE, "T = 2147483648: at most 2147483647");
+    expect_refused_always(c, GT_ERROR_SIZE, "T = 2147483648: must be at most 2147483647");
     expect_contents_refused(c, 1, 1, 2, 2, "cu_seqlens[0] = 1: must be 0");
     expect_contents_refused(c, -1, 1, 2, 2, "cu_seqlens[0] = -1: must be 0");
     expect_contents_refused(c, 1, 1, 2, 0, "cu_seqlens[0] = 1: must be 0");

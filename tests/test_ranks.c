@@ -441,11 +441,11 @@ static void test_nccl_choice(void) {
         int status;
     } cases[] = {
         {"2", "-n 2 ./rank " ON_GPU "--steps 4", "added up by NCCL 2.28.9, on the GPUs", "waiting", 0},
-        {"3", "-n 4 ./rank " ON_GPU "--steps 1", "through host memory; NCCL is not used: ranks 0 and 3 have",
-         "the same GPU", 0},
+        {"3", "-n 4 ./rank " ON_GPU "--steps 1", "through host memory; NCCL is not used: ranks 0 and", "the same GPU",
+         0},
         {"1", "-n 2 ./rank " ON_GPU "--nccl on", "nccl: ranks 0 and 1 have the same GPU, which NCCL refuses", "", 1},
         {"2", "-n 1 ./rank " ON_GPU "--steps 1 : -n 1 env LD_LIBRARY_PATH=. ./rank " ON_GPU "--steps 1",
-         "through host memory; NCCL is not used: 1 ranks cannot load", "", 0},
+         "through host memory; NCCL is not used: 1 of", "", 0},
         {"2", "-n 1 ./rank " ON_GPU "--nccl on : -n 1 env LD_LIBRARY_PATH=. ./rank " ON_GPU "--nccl on",
          "nccl: rank 1: ", "libnccl.so.2: ", 1},
         {"2", "-n 2 ./rank --plan 16 --model HY", "# gradients are added up by NCCL 2.28.9", "on each of 2 ranks", 0},

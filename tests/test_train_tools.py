@@ -561,7 +561,7 @@ class Mamba2Test(ToolTest):
         self.tool('exchange_mamba2.py', 'export', 'good.st', 'out')
         self.refuses('out/config.json: already exists', 'export', 'good.st', 'out')
         os.remove('out/config.json')
-        self.refuses('out/model.safetensors: exists', 'export', 'good.st', 'out')
+        self.refuses('out/model.safetensors: already exists', 'export', 'good.st', 'out')
 
 
 # ---- retrieval ----

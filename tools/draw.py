@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""draw.py [SEED]: draws twenty comments, ten paragraphs of documents and ten messages, each with its place.
+"""Draws twenty comments, ten paragraphs of documents and ten messages, each with its place.
 
 A fresh reader says in one sentence what each means, and marks every sentence that had to be read twice.  The same seed
 draws the same places of the same commit.
 """
 
+import argparse
 import ast
 import random
 import re
 import subprocess
-import sys
 
 SHORTEST = 40  # letters: shorter texts say too little to judge
 
@@ -75,7 +75,10 @@ def messages():
 
 
 def main():
-    seed = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    parser = argparse.ArgumentParser(prog='draw.py', description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('seed', metavar='SEED', type=int, nargs='?', default=1, help='number that fixes the draw')
+    seed = parser.parse_args().seed
     chance = random.Random(seed)
     for title, texts, count in (('comments', comments(), 20), ('paragraphs', paragraphs(), 10),
                                 ('messages', messages(), 10)):

@@ -17,8 +17,8 @@ try:
     from . import _build, _header
     from ._header import *  # noqa: F401,F403 - the names of the header
 except ImportError:
-    raise ImportError("gt_kernels: this is its source folder, which has no library: install the package (pip install . "
-                      "in the folder of pyproject.toml), and start Python in another folder") from None
+    raise ImportError("gt_kernels: the source folder of the package has no library: install the package (pip install . in "
+                      "the folder of pyproject.toml), and start Python in another folder") from None
 
 
 class Error(RuntimeError):

@@ -89,7 +89,7 @@ spec.loader.exec_module(module)
                 shutil.copy(os.path.join(os.path.dirname(c.__file__), name), os.path.join(folder, "gt_kernels"))
             done = subprocess.run([sys.executable, "-c", "import gt_kernels"], cwd=folder, capture_output=True, text=True,
                                   env={**os.environ, "PYTHONPATH": folder})
-            self.assertRegex(done.stderr.splitlines()[-1], "^ImportError: gt_kernels: this is its source folder")
+            self.assertRegex(done.stderr.splitlines()[-1], "^ImportError: gt_kernels: the source folder of the package has no library")
 
     def test_what_is_installed(self):
         done = subprocess.run([sys.executable, "-m", "gt_kernels"], capture_output=True, text=True, check=True)
