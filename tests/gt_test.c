@@ -1036,8 +1036,8 @@ static int compare_groups(const test_runner *r, const test_case *c, gt_pass pass
         for (int64_t j = i; j < i + g->run; j++)
             if (is_worse(fabs(got[j] - truth[j]), fabs(got[worst] - truth[worst]))) worst = j;
     sum_group(g, got, truth, count, bad, &error, &size);
-    return test_failed("%s: %s of %s, %s: error %.2e of %.2e, at most %.1e; worst %s: "
-                       "%.9g, truth %.9g",
+    return test_failed("%s: %s of %s, %s: error %.2e, size %.2e, limit of their ratio %.1e; worst element %s is %.9g, "
+                       "but should be %.9g",
                        test_describe(c, pass), t->name, r->name, g->kind, sqrt(error), sqrt(size), g->tolerance,
                        index_text(shape, rank, worst), got[worst], truth[worst]);
 }

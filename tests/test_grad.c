@@ -81,7 +81,8 @@ static void check_elements(const grad_case *g, const char *name, const double *g
         }
     }
     test_check(sqrt(error) <= tolerance * sqrt(norm),
-               "%s: %s: error %.2e of %.2e; worst [%lld]: %.12g, difference quotient %.12g",
+               "%s: %s: error %.2e, size of the gradient %.2e; worst element [%lld] is %.12g, but its difference "
+               "quotient is %.12g",
                test_describe(g->c, GT_BACKWARD), name, sqrt(error), sqrt(norm), (long long)worst, gradient[worst],
                worst_value);
     free(direction);
@@ -100,7 +101,7 @@ static void check_directions(const grad_case *g, const char *name, const double 
         }
         quotient = difference_quotient(g, x, base, direction, count);
         test_check(fabs(quotient - along) <= tolerance * (fabs(along) + sqrt(norm)),
-                   "%s: %s: along random direction %d: %.12g, difference quotient %.12g",
+                   "%s: %s: the gradient along random direction %d is %.12g, but the difference quotient is %.12g",
                    test_describe(g->c, GT_BACKWARD), name, k, along, quotient);
     }
     free(direction);

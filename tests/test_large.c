@@ -128,7 +128,8 @@ static void size_call(call *k, int64_t batch) {
     prepare(k);
 }
 
-/* Sets strides of a batch of two, such that the two elements lie where `batch` has its first and last element. */
+/* Sets the strides of a batch of two.  Its elements lie where the first and the last element of a batch of `batch`
+ * lie. */
 static void move_apart(call *two, const call *one, int64_t batch) {
     for (const gt_tensor *t = test_table(two->c)->tensors; t->name; t++) {
         if (!has_batch(t) || !t->stride_offset || test_is_state(t)) continue;

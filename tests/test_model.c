@@ -215,8 +215,8 @@ static void check_parameter(hy_model *m, const char *variant, int i, const doubl
         double numeric = (8 * near - far) / (12 * h);
         check(size > 0, "%s: %s has no gradient", variant, p->name);
         check(fabs(analytic - numeric) <= 2e-6 * sqrt(size) + 1e-10,
-              "%s: %s: gradient along a direction %.12g, difference quotient %.12g", variant, p->name, analytic,
-              numeric);
+              "%s: %s: the gradient along a direction is %.12g, but the difference quotient is %.12g", variant, p->name,
+              analytic, numeric);
     }
     free(x);
     free(d);

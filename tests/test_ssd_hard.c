@@ -61,7 +61,7 @@ static void check_part(const hard_case *k, const test_runner *r, gt_pass pass, c
     double error, sum;
     add_up(got, truth, size, first, end, &error, &sum);
     error = sqrt(error), sum = sqrt(sum);
-    test_check(error <= limit * sum, "%s: %s of %s, %s: error %.2e of %.2e: %.2e, at most %.1e",
+    test_check(error <= limit * sum, "%s: %s of %s, %s: error %.2e, size %.2e, ratio %.2e, limit of the ratio %.1e",
                test_describe(&k->c, pass), t->name, r->name, what, error, sum, error / sum, limit);
 }
 
@@ -81,9 +81,10 @@ static void check_tensors(const hard_case *k, const test_runner *r, gt_pass pass
         if (t->use[GT_BACKWARD] == 'g') {
             const double *terms = magnitudes->of[i];
             for (int64_t h = 0; h < size[0] * size[1]; h++)
-                test_check(fabs(x[h] - y[h]) <= sum_limit[dtype] * fabs(terms[h]) + 0x1p-126,
-                           "%s: %s of %s, %lld: %.9g, truth %.9g, terms %.9g", test_describe(c, pass), t->name, r->name,
-                           (long long)h, x[h], y[h], terms[h]);
+                test_check(
+                    fabs(x[h] - y[h]) <= sum_limit[dtype] * fabs(terms[h]) + 0x1p-126,
+                    "%s: %s of %s: element %lld is %.9g, but should be %.9g; the sum of its terms' magnitudes is %.9g",
+                    test_describe(c, pass), t->name, r->name, (long long)h, x[h], y[h], terms[h]);
             continue;
         }
         const int is_over_time = t->stride_offset && !test_is_state(t);

@@ -504,8 +504,9 @@ static void check_capacities(void) {
             check_case(&k);
             blocks[is_large] += machine_blocks();
         }
-        test_check(blocks[1] <= blocks[0] + blocks[0] / 10, "N = %lld: %lld blocks, with ten times the capacity %lld",
-                   (long long)calls[i].N, (long long)blocks[0], (long long)blocks[1]);
+        test_check(blocks[1] <= blocks[0] + blocks[0] / 10,
+                   "N = %lld: %lld blocks, but %lld blocks with ten times the capacity", (long long)calls[i].N,
+                   (long long)blocks[0], (long long)blocks[1]);
     }
     test_group("wkv6", "capacities");
 }

@@ -58,8 +58,9 @@ def paragraphs():
                 yield place(name, text, match.start()), ' '.join(match[0].split())
 
 
-# A call that makes an error or a text of help, up to its first string, and the string.
-MESSAGE = re.compile(r'''\b(?:gt_fail|hy_fail|refuse|raise \w+)\([^;"']*|\.help =\s*''')
+# A call that makes an error, a verdict of a test or a text of help, up to its first string, and the string.
+MESSAGE = re.compile(r'''(?<!def )\b(?:\w*fail|fail_at|refuse|report|test_check|check|parser\.error|sys\.exit|raise \w+)'''
+                     r'''\([^;"']*|help ?=\s*''')
 STRING = re.compile(r'''\s*f?(?:"([^"\n]*)"|'([^'\n]*)')''')
 
 

@@ -67,7 +67,7 @@ struct ForwardLane {
         shift(e);
     }
 
-    /* Processes a unit.  It is tokens i ... i + UNIT - 1 of the stage, and tokens a ... a + UNIT - 1 of the run. */
+    /* Processes a unit: tokens i ... i + UNIT - 1 of the stage, which are tokens a ... a + UNIT - 1 of the run. */
     GT_METHOD void unit(const Problem& in, const RunTensor<L>& y_out, uint32_t stage, int i, int a) {
         if constexpr (L::OVER_TIME) {
             const Vec<T, UNIT> loaded = lds<Vec<T, UNIT>>(L::address(stage, i));

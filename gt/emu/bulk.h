@@ -100,7 +100,8 @@ inline void Machine::happen(const Event& event) {
 inline bool Machine::check_box(const BulkSide& box, bool writes, const Site& site) {
     const int64_t first = (int64_t)box.at[0] * box.tensor.element;
     if (first % 16 != 0) {
-        report(Fault::ALIGNMENT, site, "a box begins %lld bytes into its rows, not a multiple of 16", (long long)first);
+        report(Fault::ALIGNMENT, site, "a box begins %lld bytes into its rows: must be a multiple of 16",
+               (long long)first);
         return false;
     }
     if (writes && (box.at[0] < 0 || box.at[1] < 0 || box.at[2] < 0)) {
@@ -118,7 +119,8 @@ inline bool Machine::check_bulk(const BulkSide& side, uint32_t addr, uint32_t by
     const uint32_t row = (uint32_t)(side.tensor.box[0] * side.tensor.element);
     const uint32_t alignment = !side.is_box() ? 16 : side.tensor.swizzled ? 8 * row : 128;
     if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(side.bytes) % 16 != 0) {
-        report(Fault::ALIGNMENT, site, "%s of %u bytes at %p", what, bytes, side.bytes);
+        report(Fault::ALIGNMENT, site, "%s of %u bytes at %p: size and address must be multiples of 16", what, bytes,
+               side.bytes);
         return false;
     }
     if (!legal(addr, bytes, alignment, what, site)) return false;

@@ -469,22 +469,26 @@ class Machine {
     /* Reports a use of a primitive that traps before sm_80. */
     void need_sm80(const char* what, const Site& site) {
         if (device.capability_major >= 8) return;
-        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major, device.capability_minor);
+        report(Fault::UNSUPPORTED, site, "%s does not exist on sm_%d%d", what, device.capability_major,
+               device.capability_minor);
     }
 
     void need_sm90(const char* what, const Site& site) {
         if (device.capability_major == 9) return;
-        report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major, device.capability_minor);
+        report(Fault::UNSUPPORTED, site, "%s does not exist on sm_%d%d", what, device.capability_major,
+               device.capability_minor);
     }
 
     void check_global(const void* pointer, size_t bytes, const Site& site) {
         if (reinterpret_cast<uintptr_t>(pointer) % bytes == 0) return;
-        report(Fault::ALIGNMENT, site, "%zu-byte access to global address %p", bytes, pointer);
+        report(Fault::ALIGNMENT, site, "access of %zu bytes to the global address %p, which is not aligned", bytes,
+               pointer);
     }
 
     void copy(uint32_t addr, const void* source, int bytes, int copied, const Site& site) {
         if (copied < 0 || copied > bytes || copied % 2 != 0) {
-            report(Fault::COPY, site, "cp_async of %d bytes with a count of %d", bytes, copied);
+            report(Fault::COPY, site, "cp_async of %d bytes: the count %d must be even, and from 0 to the size", bytes,
+                   copied);
             copied = 0;
         }
         check_global(source, (size_t)bytes, site);
@@ -556,7 +560,9 @@ class Machine {
 
     void sync(int id, int threads, const Site& site) {
         if (id < 0 || id >= BARRIERS || threads <= 0 || threads % LANES != 0 || threads > launch.threads) {
-            report(Fault::BARRIER, site, "barrier %d for %d threads in a block of %d", id, threads, launch.threads);
+            report(Fault::BARRIER, site,
+                   "barrier %d is for %d threads: must be a multiple of 32, at most the %d threads of the block", id,
+                   threads, launch.threads);
             abandon();
         }
         Barrier& b = barriers_[id];
@@ -581,7 +587,9 @@ class Machine {
         need_sm80("an mbarrier", site);
         if (!legal(addr, 8, 8, "mbarrier", site)) return;
         if (threads <= 0 || threads % LANES != 0 || threads > launch.threads) {
-            report(Fault::BARRIER, site, "mbarrier for %d threads in a block of %d", threads, launch.threads);
+            report(Fault::BARRIER, site,
+                   "an mbarrier is for %d threads: must be a multiple of 32, at most the %d threads of the block",
+                   threads, launch.threads);
             abandon();
         }
         write(addr, 8, stamp(), site);
@@ -634,7 +642,7 @@ class Machine {
     void wait(uint32_t addr, int parity, const Site& site) {
         Mbarrier& m = mbarrier_at(addr, "mbarrier_wait", site);
         if (parity != 0 && parity != 1) {
-            report(Fault::BARRIER, site, "parity %d at %s", parity, mbarrier_name(m).c_str());
+            report(Fault::BARRIER, site, "parity %d at %s: must be 0 or 1", parity, mbarrier_name(m).c_str());
             abandon();
         }
         m.waiters |= own_bit();
@@ -703,7 +711,8 @@ class Machine {
         need_sm90(op_name(op), site);
         const int group = warp_index() / 4;
         if (4 * group + 4 > launch.warps) {
-            report(Fault::WGMMA, site, "%s by warp %d of %d, not one of 4", op_name(op), warp_index(), launch.warps);
+            report(Fault::WGMMA, site, "%s by warp %d of %d, which is not in a whole warpgroup", op_name(op),
+                   warp_index(), launch.warps);
             return false;
         }
         std::vector<WarpgroupStep>& steps = warpgroups_[group];
@@ -940,12 +949,13 @@ class Machine {
         if (thread < 0) internal_error("primitive used outside a kernel");
         const uint32_t offset = addr - SMEM_BASE;
         if (addr < SMEM_BASE || offset > launch.smem_bytes || bytes > launch.smem_bytes - offset) {
-            report(Fault::BOUNDS, site, "%s of %u bytes at smem_base() %+d of %u", what, bytes, (int)offset,
-                   launch.smem_bytes);
+            report(Fault::BOUNDS, site, "%s of %u bytes at smem_base() %+d, but shared memory has %u bytes", what,
+                   bytes, (int)offset, launch.smem_bytes);
             return false;
         }
         if (offset & (alignment - 1)) { /* alignment is a power of two */
-            report(Fault::ALIGNMENT, site, "%s of %u bytes at smem_base() + %u", what, bytes, offset);
+            report(Fault::ALIGNMENT, site, "%s of %u bytes at smem_base() + %u, which is not aligned", what, bytes,
+                   offset);
             return false;
         }
         return true;
