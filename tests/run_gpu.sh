@@ -133,8 +133,8 @@ sanitize() {
         commands+=("../examples/hybrid_train --device cuda --layers 1 --batch 2 --seq 32 --steps 3
                     --data $root/LICENSE --sample 8"
                    "test_hybrid_ops device")
-        # Hard cases and large tensors take long in racecheck; large tensors also take long in initcheck.  So these tools
-        # get fewer and shorter cases.
+        # Hard cases and large tensors take long in racecheck; large tensors also take long in initcheck.  So these
+        # tools get fewer and shorter cases.
         case $tool in
         memcheck) commands+=(test_wkv6_hard_gpu "test_ssd_hard_gpu --short") ;;
         racecheck) commands+=("test_wkv6_hard_gpu --short" "test_ssd_hard_gpu --short" "test_gpu_large --short bf16") ;;

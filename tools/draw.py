@@ -59,8 +59,8 @@ def paragraphs():
 
 
 # A call that makes an error, a verdict of a test or a text of help, up to its first string, and the string.
-MESSAGE = re.compile(r'''(?<!def )\b(?:\w*fail|fail_at|refuse|report|test_check|check|parser\.error|sys\.exit|raise \w+)'''
-                     r'''\([^;"']*|help ?=\s*''')
+MESSAGE = re.compile(r'''(?<!def )\b(?:\w*fail|fail_at|refuse|report|test_check|check|parser\.error|sys\.exit|'''
+                     r'''raise \w+)\([^;"']*|help ?=\s*''')
 STRING = re.compile(r'''\s*f?(?:"([^"\n]*)"|'([^'\n]*)')''')
 
 

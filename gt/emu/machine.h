@@ -982,8 +982,8 @@ class Machine {
         if (conflict == NEVER_WRITTEN) {
             report(Fault::UNINITIALISED, site, "%s at smem_base() + %ld", what, offset);
         } else if (epoch_of(conflict) == EPOCH_IN_FLIGHT) {
-            report(Fault::IN_FLIGHT, site, "%s at smem_base() + %ld, where thread %u copies", what, offset,
-                   thread_of(conflict));
+            report(Fault::IN_FLIGHT, site, "%s at smem_base() + %ld, while a copy of thread %u is in flight", what,
+                   offset, thread_of(conflict));
         } else {
             report(Fault::RACE, site, "%s at smem_base() + %ld, not ordered after thread %u", what, offset,
                    thread_of(conflict));

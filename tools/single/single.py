@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""single.py FOLDER DEPFILE HEADER...: writes a self-contained one-file version of each HEADER, a header or a C file, into
-FOLDER, and into DEPFILE, as make reads it, what they were made from.
+"""single.py FOLDER DEPFILE HEADER...: writes a self-contained one-file version of each HEADER into FOLDER.  A HEADER is
+a header or a C file.  DEPFILE lists the files that were read, in the syntax of make.
 
-The library's own files take the place of the #include "..." lines that name them, each once; <...> stays.  Names of
-files mean nothing here: what matters are conditions and include guards.
+The program replaces each #include "..." line by the contents of the named file, once per file; #include <...> lines
+stay.  It decides by conditions and include guards, not by names of files.
 
-  - What a file that is inlined again has in a guard (#ifndef X, #define X at once) is left out if X is known to be
-    defined there.  A condition on a macro that the text itself has defined is decided in the same way.
-  - Files that several conditional parts need, none of which is always compiled, stand before the first of these,
-    under a condition that is true if one of theirs is.
-  - A file that is being inlined already is left out: it goes on behind the line that names it.
-  - HEADERs name one another only where one holds the implementation of others.  There, those that a HEADER does not
-    name itself remain #include lines: their one-file versions stand beside it.
-  - A file that is not found remains an #include line, too: it belongs to somebody else.
+  - If a file is inlined again, the part inside its include guard (#ifndef X, then #define X) is left out if X is known
+    to be defined.  Other conditions on macros that the text has defined are decided in the same way.
+  - A file may be needed by several conditional parts, none of which is always compiled.  It then stands before the
+    first of these parts, under a condition that is true if the condition of any of them is.
+  - A file that is still being inlined is left out, because the rest of it follows later.
+  - A HEADER may include other HEADERs if it contains their implementation.  If the target does not include such a
+    HEADER itself, the #include line stays, because the one-file version of that HEADER is in the same FOLDER.
+  - If a file is not found, its #include line also stays, because the file belongs to another project.
 """
 import os
 import re
@@ -24,8 +24,8 @@ INCLUDE = re.compile(r'"([^"]+)"')
 
 
 class Conditional:
-    """#if ... #endif: branches of [directive, condition, children]; guard is the macro X of an include guard, before
-    and end the text around it that goes where it goes."""
+    """#if ... #endif, with branches [directive, condition, children].  guard: the macro X of an include guard, or None.
+    before, end: the text around the block, which moves with it."""
 
     def __init__(self):
         self.branches = []
@@ -38,7 +38,7 @@ def without_comments(text):
 
 
 def logical_lines(text):
-    """Lines, joined where one is continued, each with whether it begins outside of comments."""
+    """Pairs of a line and whether the line begins outside of comments.  Continued lines are joined."""
     lines, inside, held = [], False, ''
     for line in text.splitlines(keepends=True):
         held += line
@@ -99,7 +99,7 @@ def parse(path):
 
 
 def mark_guard(node):
-    """Finds out whether the Conditional is an include guard, and those in it."""
+    """Marks include guards: the Conditional, if it is one, and those inside it."""
     if not isinstance(node, Conditional):
         return
     match = re.fullmatch(r'!defined\((\w+)\)', node.branches[0][1])
@@ -114,7 +114,7 @@ def mark_guard(node):
 
 
 def either(alternatives):
-    """A condition that is true if all conditions of one of the alternatives are; '' if that is always so."""
+    """A condition that is true if all conditions of one alternative are true.  '' if it is always true."""
     reduced = []
     for conditions in alternatives:
         terms = [disjuncts(condition) for condition in dict.fromkeys(conditions)]
@@ -137,7 +137,7 @@ def disjuncts(condition):
 
 
 def conjunction(terms):
-    """Terms are lists of which one has to be true."""
+    """A condition that is true if in each of the terms, which are lists, one condition is true."""
     if len(terms) == 1:
         return ' || '.join(terms[0])
     return ' && '.join(term[0] if len(term) == 1 else '(' + ' || '.join(term) + ')' for term in terms)
@@ -157,7 +157,7 @@ class Amalgamation:
     def __init__(self, target, headers):
         self.target = os.path.abspath(target)
         self.headers = {os.path.abspath(header) for header in headers}
-        self.root = os.path.commonpath(map(os.path.dirname, self.headers)) # what -I names
+        self.root = os.path.commonpath(map(os.path.dirname, self.headers)) # the folder for the compiler's option -I
         self.parsed = {}
         self.named = {self.find(value, self.target) for value in self.includes(self.parse(self.target))}
         self.tree = self.inline(self.target, set(), [])
@@ -184,10 +184,10 @@ class Amalgamation:
                 return path
         return None
 
-    # ---- what stands where, with files in the place of their lines ----
+    # ---- inlining: files replace their #include lines ----
 
     def inline(self, path, known, stack):
-        """The nodes of the file where the macros `known` are defined, to which it adds its own."""
+        """The nodes of the file if the macros in `known` are defined.  Adds the macros of the file to `known`."""
         return self.copy(self.parse(path), path, known, stack + [path])
 
     def copy(self, nodes, path, known, stack):
@@ -221,12 +221,12 @@ class Amalgamation:
         nodes = self.inline(file, known, stack)
         code = [node for node in nodes if not isinstance(node, str)]
         if not code:
-            return [] # what it has is there already
+            return [] # all of it was inlined before
         name = os.path.relpath(file, self.root)
         begin, end = f'\n/* ======== {name} ======== */\n', f'/* ======== end of {name} ======== */\n'
         guard = code[0]
         first = nodes.index(guard)
-        if not isinstance(guard, Conditional) or not guard.guard: # a guard is there already, its comment with it
+        if not isinstance(guard, Conditional) or not guard.guard: # the guarded part and its comment were inlined before
             return [begin] + nodes[first:] + [end]
         guard.before = begin + ''.join(nodes[:first])
         guard.end += end
@@ -234,7 +234,7 @@ class Amalgamation:
 
     def copy_conditional(self, node, path, known, stack):
         match = re.fullmatch(r'(!?)\(?defined\(?\s*(\w+)\)?\)?', node.branches[0][1])
-        if match and match.group(2) in known: # decided
+        if match and match.group(2) in known: # the condition is known
             if not match.group(1):
                 return self.copy(node.branches[0][2], path, known, stack)
             if len(node.branches) == 1:
@@ -244,15 +244,15 @@ class Amalgamation:
         for line, condition, nodes in node.branches:
             inner = set(known)
             out.branches.append([line, condition, self.copy(nodes, path, inner, stack)])
-            known &= inner # what a branch takes away is no longer known
+            known &= inner # a macro that a branch undefines is no longer known
         if node.guard:
-            known |= inner # defined now or before
+            known |= inner # defined by this file or before
         return [out]
 
-    # ---- what several conditional parts need ----
+    # ---- files that several conditional parts need ----
 
     def guarded(self, node, conditions):
-        """(guarded Conditional, conditions it stands under) of all in the node, what each needs before it."""
+        """Pairs of an include guard in the node and the conditions around it.  A file that another needs comes first."""
         if not isinstance(node, Conditional):
             return
         for _, condition, nodes in node.branches:
@@ -263,7 +263,7 @@ class Amalgamation:
             yield node, conditions
 
     def hoist(self, nodes):
-        found = {} # guard: [(index of the child, Conditional, conditions)], in the order of need
+        found = {} # guard: [(index of the child, Conditional, conditions)]; a file that another needs comes first
         for index, child in enumerate(nodes):
             for block, conditions in self.guarded(child, ()):
                 found.setdefault(block.guard, []).append((index, block, conditions))
@@ -289,12 +289,12 @@ class Amalgamation:
                     self.hoist(branch[2])
 
     def check_order(self, guard, nodes, places):
-        """The conditions must mean the same before the nodes as in them."""
+        """Fails if the nodes define or undefine a macro of the conditions, because the meaning of these would change."""
         used = set(re.findall(r'\w+', ' '.join(' '.join(place[2]) for place in places))) - {'defined'}
         defined = used & set(self.defined(nodes))
         if defined:
-            sys.exit(f'{self.target}: {guard} is needed under a condition on {", ".join(sorted(defined))}, which the '
-                     'library defines in between')
+            sys.exit(f'{self.target}: {guard} is needed under a condition on {", ".join(sorted(defined))}, but the library '
+                     'defines this macro before the condition')
 
     def defined(self, nodes):
         for node in nodes:
@@ -325,7 +325,7 @@ class Amalgamation:
 
 def main():
     if len(sys.argv) < 4:
-        sys.exit(__doc__.splitlines()[0])
+        sys.exit('usage: single.py FOLDER DEPFILE HEADER...')
     folder, depfile, headers = sys.argv[1], sys.argv[2], sys.argv[3:]
     os.makedirs(folder, exist_ok=True)
     written, read = [], {os.path.abspath(__file__)}
