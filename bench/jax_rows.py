@@ -10,7 +10,7 @@ the script.  A comment reports its error.  Rows appear as soon as they are ready
 ms is the time of one of several calls that are enqueued one after another, from the first to the end of the last.  L2
 is warm; for a call shorter than its dispatch, ms is the dispatch.  fwd is the function under jit, bwd the pullback
 of jax.vjp alone, under jit.  rel_err is the error of batch element 0 and two heads or eight channels against lax.scan
-in float64 on the CPU: of y, and the largest error of gradients of activations that belong to these heads alone.
+in float64 on the CPU, of y or of the gradients that belong only to these heads (the largest error of any).
 mem_mib is the device's peak beyond the inputs, for bwd with forward's residuals.
 
 Overhead: call is one call from Python of a jitted function of one operation, chain is one of 64 dependent operations of

@@ -7,7 +7,7 @@
 The list on standard input, or --rows FILE (a CSV of the bench serves, too), says what to time.
 Per row: cold L2, CUDA events, median after warm-ups; a call is enqueued while the GPU is still
 busy, so that launches cost nothing.  fwd is a forward call that autograd records, inf one under
-no_grad, bwd the backward call alone.  step is a call with one token and a state; it is captured in a
+no_grad, bwd only the backward call.  step is a call with one token and a state; it is captured in a
 CUDA graph, and the time is of a replay.  rel_err is the error of a forward call against float64, on two heads, four
 channels or eight rows, for ssd on all.  In rows of bwd it is nan, except for ssd: there it is the largest error of any
 gradient.  The gradients of A, D and dt_bias are sums over tokens: their errors are relative to the sums and the
@@ -25,7 +25,7 @@ of a clone of BlinkDL/RWKV-LM, for the original WKV6 kernel.  --rwkv4 takes the 
 for the kernel of RWKV-4; only the latter folder has a kernel for bf16.  The other WKV6 peers and the wkv4 peers get the
 logarithm of the decay; its computation is not timed.
 
---plain times wkv6 alone, as a loop over tokens in PyTorch, for calls of at most 2048 tokens.  The host launches the
+--plain times only wkv6, as a loop over tokens in PyTorch, for calls of at most 2048 tokens.  The host launches the
 kernels of "torch loop" one by one, and is slower than the GPU.  "torch loop graph" replays a CUDA graph of the call.
 Both are also compared with float64 gradients, of two heads.
 

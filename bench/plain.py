@@ -8,7 +8,7 @@
 The plain operations are those of python/examples/plain.py, whose recurrences are loops over tokens.  Both sides have
 the same module and the same weights; only its operators change.  Before anything is timed, both sides run on a short
 text in fp32, and their logits are compared; if the model also trains, their gradients are, too.  Models that differ
-give a comment, and no time.  bench/peers.py --plain times wkv6 alone.
+give a comment, and no time.  bench/peers.py --plain times only wkv6.
 
 inf is a forward call under no_grad, with matrices in bf16.  fwd+bwd is the loss and its gradient; step is that and
 AdamW, both with weights in fp32 under autocast to bf16.  latency_ms is the median of up to 10 runs in 20 seconds, at

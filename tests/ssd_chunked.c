@@ -78,7 +78,8 @@ static void store_state(const head *x, int h, state from, float *to) {
         for (int n = 0; n < x->N; n++) ((double *)to)[(h * x->P + p) * x->N + n] = from[p][n];
 }
 
-/* The decay factors of a chunk.  Each is exp of a sum of a's.  Every sum is added up, not computed as a difference of two sums. */
+/* The decay factors of a chunk.  Each is exp of a sum of a's.  The sums are added up, not computed as differences
+ * of other sums. */
 typedef struct factors {
     double pre[CHUNK], suf[CHUNK], E;
     double L[CHUNK][CHUNK]; /* decay from token s to token t */

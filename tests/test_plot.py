@@ -175,7 +175,7 @@ class PlotTest(unittest.TestCase):
             self.assertEqual(sum(f'stroke: {colour}' in (style or '') and 'fill: none' in style for style in lines),
                              count)
         self.plot('watch', '-o', 'alone.svg', 'two.csv')
-        self.assertIn('one branch alone', texts(self.get('alone.svg')))
+        self.assertIn('only one branch', texts(self.get('alone.svg')))
         self.refuses("no column 'lr'", command='watch', files=[self.put('bad.csv', 'tokens,grad_norm,tokens_per_s,'
                                                                         'grad_ratio\n1,2,3,4\n')])
 

@@ -4,9 +4,10 @@
     python3 tools/csv_to_tensorboard.py runs first.csv second.csv
     tensorboard --logdir runs
 
-Each log becomes runs/NAME/events.out.tfevents.0.NAME, which an earlier one of this program gives way to.  Every column
-with numbers becomes a scalar of that name over steps; final_loss is apart from held_out, as in the log.  The wall time of
-a point is the log's column seconds after the log's file was last written, less the run's length.  Needs Python alone.
+Each log becomes runs/NAME/events.out.tfevents.0.NAME, and replaces an earlier file of this program.  Every column
+with numbers becomes a scalar of that name over steps; final_loss and held_out are separate, as in the log.  A run is
+taken to end when its log was last written.  The column seconds then gives the wall time of each point.  Needs only
+Python.
 Status: 0 done, 1 a file cannot be read or written, 2 a bad command line."""
 import argparse
 import csv

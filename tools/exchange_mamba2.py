@@ -10,7 +10,7 @@ checkpoint that hybrid_train would compute differently, and names the field of c
 BF16 and F16, in one file or in several with model.safetensors.index.json; hybrid_train keeps them in F32.  A model of a
 checkpoint reads tokens as numbers of 16 bits, or of 32 if its vocabulary needs them.  Export keeps the vocabulary of
 hybrid_train under the key hybrid_train of config.json, and import takes it from there.  Export takes the moving average
-of the weights if the model file has one.  No file is overwritten.  Needs Python alone.
+of the weights if the model file has one.  No file is overwritten.  Needs only Python.
 Status: 0 done, 1 a file is refused or cannot be written, 2 a bad command line."""
 import argparse
 import contextlib

@@ -8,7 +8,7 @@
 
 FILE holds little-endian numbers of 16 bits.  A needle is "NEEDLE key value value", a question "ASK key", and its answer
 both values.  A document begins with END.  Filler consists of 32 sentences of 8 words, drawn at random, which a model
-soon predicts; so the answers make most of what is left to learn.
+soon predicts; so it then has to learn mostly the answers.
 
 A document for training has --needles needles and as many questions, at random places of a length between --least and
 --most tokens; long and short documents fill equal shares.  A question asks for a needle before it.  With

@@ -321,7 +321,7 @@ class Picture:
                          parse_math=False, **{'va': 'baseline', **more})
 
     def axes(self, left, top, width, height, grid):
-        """Axes with lines of a grid along 'x' or 'y' alone."""
+        """Axes whose grid has lines only along 'x' or only along 'y'."""
         axes = self.figure.add_axes((left / self.width, 1 - (top + height) / self.height,
                                      width / self.width, height / self.height), facecolor='none')
         for side in axes.spines.values():
@@ -490,7 +490,7 @@ def draw_watch(runs, labels):
         axes.xaxis.set_major_formatter(lambda tokens, _: count_of(tokens))
         axes.yaxis.set_major_formatter(lambda value, _: count_of(value) if value >= 1 else f'{value:g}')
         if not any(run.points[column] for run in runs):
-            p.label(axes, last / 2, .5, 'one branch alone', 'soft', size=8, ha='center')
+            p.label(axes, last / 2, .5, 'only one branch', 'soft', size=8, ha='center')
     return p
 
 

@@ -72,7 +72,7 @@ def read(name):
 
 
 def write(name, data):
-    """Beside the file first, so that a failure leaves what was there."""
+    """Writes to a new name first, so that a failure leaves the old file."""
     beside = f'{name}.{os.getpid()}.tmp'
     try:
         with open(beside, 'wb') as file:

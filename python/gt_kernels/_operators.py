@@ -20,7 +20,7 @@ class Tensor:
     name: str  # in a schema
     field: str
     kind: str
-    shapes: tuple  # of which one has to fit
+    shapes: tuple  # alternatives
     optional: bool
 
     @property
@@ -65,7 +65,7 @@ class Operator:
 
     @property
     def parameter_dtype(self):
-        """The field with the dtype of the tensors of kind P; None: a step takes these and states in fp32 alone."""
+        """The field with the dtype of the tensors of kind P; None: in a step these and states must be fp32."""
         return next((name for name in ("weight_dtype", "parameter_dtype") if name in self.fields), None)
 
     @property
@@ -146,13 +146,13 @@ def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", sam
     if "segments" in fields:
         options += (("segments", "int"),)
     sizes = dict(text.split("=") for text in sizes.split())
-    has_steps = hasattr(c, f"gt_{name}_step") and sum(t.is_state for t in tensors) == 1  # steps of two states: in C alone
+    has_steps = hasattr(c, f"gt_{name}_step") and sum(t.is_state for t in tensors) == 1  # two states: only in C
     return Operator(name, struct, tensors, options, outputs, fields, sizes, has_steps,
                     "saved" in fields, own_gradient, same_gradient, derive, decays)
 
 
 def _conv_ssd_sizes(sizes):
-    """The head size is what Bm and Cm leave of the channels.  A text: what is wrong."""
+    """Derives the head size from the channels that Bm and Cm leave.  Returns an error text, or None."""
     if "P" in sizes or "H" not in sizes:
         return None
     left = sizes["D"] - 2 * sizes["G"] * sizes["N"]

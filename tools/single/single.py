@@ -252,7 +252,7 @@ class Amalgamation:
     # ---- files that several conditional parts need ----
 
     def guarded(self, node, conditions):
-        """Pairs of an include guard in the node and the conditions around it.  A file that another needs comes first."""
+        """Pairs of an include guard in the node and the conditions around it.  Files come before those that need them."""
         if not isinstance(node, Conditional):
             return
         for _, condition, nodes in node.branches:
@@ -289,12 +289,12 @@ class Amalgamation:
                     self.hoist(branch[2])
 
     def check_order(self, guard, nodes, places):
-        """Fails if the nodes define or undefine a macro of the conditions, because the meaning of these would change."""
+        """Fails if the nodes define or undefine a macro of the conditions, because that would change their meaning."""
         used = set(re.findall(r'\w+', ' '.join(' '.join(place[2]) for place in places))) - {'defined'}
         defined = used & set(self.defined(nodes))
         if defined:
-            sys.exit(f'{self.target}: {guard} is needed under a condition on {", ".join(sorted(defined))}, but the library '
-                     'defines this macro before the condition')
+            sys.exit(f'{self.target}: {guard} is needed under a condition on {", ".join(sorted(defined))}, but the '
+                     'library defines this macro before the condition')
 
     def defined(self, nodes):
         for node in nodes:

@@ -251,9 +251,9 @@ def most_sequences(number=None):
     """The most sequences that seq_idx of a later call may tell apart, over all rows of its batch.
 
     None, the default: a call counts them, for which it waits for the device; it cannot be captured in a CUDA graph.
-    With a number nothing waits, and a compiled call has shapes of its own alone.  Of more sequences than that a call on
-    the CPU raises ArgumentError, and a captured, compiled or CUDA call gives a y of NaN.  Memory for states of the
-    backward pass grows with the number.  causal_conv1d_fn needs none and never waits."""
+    With a number nothing waits, and the shapes in a compiled call do not depend on data.  If there are more sequences,
+    a call on the CPU raises ArgumentError, and a captured, compiled or CUDA call returns a y of NaN.  The number also
+    sets the memory for states of the backward pass.  causal_conv1d_fn needs no number and never waits."""
     _most_sequences[0] = None if number is None else _positive("gt_kernels.compat.most_sequences", "number", number)
 
 
@@ -272,7 +272,7 @@ def _count_bounds(first):
     return torch.cat([starts, starts.new_full((1,), first.numel())]).to(torch.int32)
 
 
-# An operator of its own, since the number of its results is that of the sequences, which a compiler cannot know.
+# A separate operator, because the number of its results is the number of sequences, which a compiler cannot know.
 gt._engine._library.define("count_bounds(Tensor first) -> Tensor")
 for _key in ("CPU", "CUDA"):
     gt._engine._library.impl("count_bounds", _count_bounds, _key)
@@ -330,7 +330,7 @@ def _one_row(tensor):
 
 
 def _spread(states, runs):
-    """A state for each run: those of the rows for the runs that begin one, else zeros."""
+    """A state for each run: the state of the row if the run begins a row, else zeros."""
     if states is None:
         return None
     zeros = states.new_zeros((runs.bounds.shape[0] - 1, *states.shape[1:]), dtype=torch.float32)
@@ -391,7 +391,7 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
                               cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, float("inf")),
                               return_final_states=False, return_varlen_states=False, state_dtype=None):
     """x [B,T,H,P], dt [B,T,H], A [H], B C [B,T,G,N], D [H] or [H,P]; chunk_size is not used.  seq_idx [B,T]: a state ends
-    where it changes; initial_states are those of the first sequence of each row, final states those of the last.
+    where it changes; each row has one initial state, for its first sequence, and one final state, of its last.
     return_varlen_states: B is 1, and cu_seqlens [L] has the bounds of its sequences, which seq_idx must not contradict;
     their final states [L-1,H,P,N] come last.  Without it cu_seqlens is not used, as in the package."""
     function = _CHUNK_SCAN
@@ -438,7 +438,7 @@ def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias
                                      activation="silu", rmsnorm_weight=None, rmsnorm_eps=1e-6, outproj_weight=None,
                                      outproj_bias=None, headdim=None, ngroups=1, norm_before_gate=True,
                                      state_dtype=None):
-    """All of a Mamba-2 block behind its in-projection.  zxbcdt [B,T,...], rows of z, x, B, C and dt, and before them,
+    """The part of a Mamba-2 block after its in-projection.  zxbcdt [B,T,...], rows of z, x, B, C and dt, and before them,
     if they are longer, both halves of a gated MLP beside it; conv1d_weight [H P + 2 G N,W], D [H] (then headdim is P)
     or [H,P]; chunk_size is not used.  With rmsnorm_weight [H P] a norm of each group and the gate follow the scan, else
     the gate alone; then the product with outproj_weight.  seq_idx and states as in mamba_chunk_scan_combined; where
@@ -565,7 +565,7 @@ def mamba_inner_fn(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_wei
                    B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True,
                    checkpoint_lvl=1, b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6,
                    cu_seqlens=None, seq_idx=None):
-    """All of a Mamba block behind its in-projection.  xz [B,2D,T], rows of x and z; conv1d_weight [D,1,W], A [D,N],
+    """The part of a Mamba block after its in-projection.  xz [B,2D,T], rows of x and z; conv1d_weight [D,1,W], A [D,N],
     x_proj_weight [R+2N,D] makes delta, B and C of the convolved x (of R + N or R rows where B, or both are given),
     delta_proj_weight [D,R], out_proj_weight [O,D] -> [B,T,O].  b_rms_weight, c_rms_weight [N] and dt_rms_weight [D]:
     gains of a norm of each.  checkpoint_lvl is not used.  cu_seqlens and seq_idx: as in the other functions."""
@@ -689,8 +689,8 @@ _LAYERNORM, _RMS_NORM_GATED, _RMSNORM = (_Function(name, "x x MD, weight f D, bi
 
 @named(_LAYERNORM.name, gamma="weight", beta="bias")
 def layernorm_fn(x, weight, bias, z=None, eps=1e-6, group_size=None, norm_before_gate=True, is_rms_norm=False):
-    """norm(x) weight + bias, gated with SiLU(z), of the dtype of x.  x z [...,D], weight bias [D].  The norm is that of
-    each group of group_size channels, None: of all."""
+    """norm(x) weight + bias, gated with SiLU(z), of the dtype of x.  x z [...,D], weight bias [D].  The norm is
+    computed for each group of group_size channels.  None: one group of all channels."""
     return _norm(_LAYERNORM, x, weight, bias, z, eps, group_size, norm_before_gate, is_rms_norm)
 
 
@@ -741,7 +741,7 @@ def _add_norm(function, x, weight, bias, residual, x1, weight1, bias1, eps, drop
     has_sum = residual is not None or (prenorm and residual_dtype != x.dtype)
     if has_sum and x1 is None and weight1 is None and not _is_cast(x):
         if residual is not None and residual.dtype != x.dtype:
-            residual = residual.float()  # of other dtypes float32 alone holds the sum
+            residual = residual.float()  # other dtypes cannot hold the sum
         # backward reads a sum that is not rounded
         y, total = gt.add_norm(total, residual, weight, bias, norm=norm, eps=eps, sum_in_fp32=residual is None,
                                reads_sum=residual is not None and residual.dtype == torch.float32)

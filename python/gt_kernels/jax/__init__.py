@@ -4,14 +4,14 @@
     y = wkv6(r, k, v, w, u)                                   # [B,T,H,N], as RWKV-6 trains it
     y, state = wkv6(r, k, v, w, u, state, final_state=True)
 
-True of every function
-  Arrays     are [batch, time, ...]; those of norms are [..., channels].  gt_kernels.h has the formulas and shapes.
+For every function
+  Arrays     are [batch, time, ...]; arrays of norms are [..., channels].  gt_kernels.h has the formulas and shapes.
   Platforms  on a GPU the kernels run, on the CPU the twins, which are plain C.
   dtypes     activations are float32, bfloat16 or float16, all the same; w, dt and the residual of add_norm may be
              float32 beside 16 bits.  Parameters and states are float32; a parameter of another dtype is converted
              (its gradient, too).
   States     are float32.  One without the batch index is shared by the whole batch.  final_state=True returns
-             (y, state) instead of y, of an operator with two states both.  Gradients pass through states.
+             (y, state) instead of y, or y and both states if there are two.  Gradients pass through states.
   Packed     sequences of different lengths, without padding: batch 1, and cu_seqlens [sequences + 1].  Sequence s has
              the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  A state is then one for each sequence.  seq_count [1]: how
              many of them there are, if fewer.
@@ -19,7 +19,7 @@ True of every function
              and slots[s] is the row of sequence s.  The call returns (y, pool); donate the pool, else XLA copies it.
              starts_zero [sequences], bool or integers: a sequence whose element is not 0 starts from zero.  A sequence
              whose row lies outside of the pool is skipped, its y is 0.  No derivatives.
-  recompute  True: nothing is saved for backward but the inputs; it computes again what it needs.
+  recompute  True: only the inputs are saved for backward, which computes again all else that it needs.
   Steps      return (y, state).  XLA updates the memory of the state in place if the caller donates it.
   Transforms jit, grad, scan, checkpoint, vmap and shard_map over batch and heads.  vmap makes one larger call where
              parameters are not mapped.  It loops over calls with mapped parameters, packed sequences or slots, and for
@@ -194,7 +194,7 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
     """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], rows of x [H,P], Bm [G,N]
     and Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P],
     z [B,T,H,P], conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups G.  final_state=True:
-    (y, conv_state, state).  The output of the convolution is kept nowhere."""
+    (y, conv_state, state).  The output of the convolution is not stored."""
     check = _Options("conv_ssd")
     return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
                  (check.int("state_size", state_size), check.int("groups", groups), *check.ssm(softplus, dt_limit),
@@ -215,7 +215,7 @@ def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, w
             decay="raw", scale=1.0, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
             segments=0, recompute=False):
     """wkv6 and ssd of one hybrid block, on the same tokens, in one call -> (y of wkv6, y of ssd), and with
-    final_state=True both states after them.  Arrays and options as in these."""
+    final_state=True both states after them.  Arrays and options are as in wkv6 and ssd."""
     check = _Options("wkv_ssm")
     return _call("wkv_ssm", (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, cu_seqlens,
                              seq_count),
@@ -242,15 +242,15 @@ def rmsnorm_linear(x, weight, gamma=None, beta=None, bias=None, *, norm="rms", e
 
 
 def norm_mix(a, b, gain_a=None, gain_b=None, residual=None, *, heads=1, eps=1e-5):
-    """residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  The mean square is
-    that of each of `heads` equal slices."""
+    """residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  Each of
+    `heads` equal slices has its own mean square."""
     check = _Options("norm_mix")
     return _call("norm_mix", (a, b, gain_a, gain_b, residual), (check.int("heads", heads), check.float("eps", eps)))
 
 
 def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False, heads=1, eps=1e-5):
     """(norm(x) gamma + beta) SiLU(z), or norm(x SiLU(z)) gamma + beta with gate_first.  x z [...,D], gamma beta [D].
-    The norm is that of each of `heads` equal slices."""
+    Each of `heads` equal slices has its own norm."""
     check = _Options("norm_gate")
     return _call("norm_gate", (x, z, gamma, beta), (check.choice("norm", _NORM, norm),
                                                     check.flag("gate_first", gate_first), check.int("heads", heads),

@@ -394,7 +394,7 @@ class Function:
         return self.update("forward", self.name, fields, arrays, options)
 
     def check_rows(self, arrays):
-        """All indices but the last count rows: of all arrays the same."""
+        """All indices but the last count rows.  Checks that these indices are the same in all arrays."""
         for tensor, array in zip(self.operator.tensors, arrays):
             if array is None or tensor.shapes[0][0] != "M":
                 continue

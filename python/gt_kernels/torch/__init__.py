@@ -4,8 +4,8 @@
     y = wkv6(r, k, v, w, u)                                   # [B,T,H,N], as RWKV-6 trains it
     y, state = wkv6(r, k, v, w, u, state, final_state=True)
 
-True of every function
-  Tensors    are [batch, time, ...]; those of norms are [..., channels].  gt_kernels.h has the formulas and shapes.
+For every function
+  Tensors    are [batch, time, ...]; tensors of norms are [..., channels].  gt_kernels.h has the formulas and shapes.
   Devices    CUDA tensors run the kernels, on the current stream; CPU tensors run the twins, which are plain C.
   dtypes     activations are float32, bfloat16 or float16, all the same; w, dt and the residual of add_norm may be
              float32 beside 16 bits.  Under autocast activations are cast to its dtype.  Parameters and states are
@@ -14,7 +14,7 @@ True of every function
              selective_scan.  What no layout of the C API has, such as
              an expanded tensor, is copied; warn_on_copy(True) says so, once for each operator and tensor.
   States     are float32, packed; one without the batch index is shared by the whole batch.  final_state=True returns
-             (y, state) instead of y, of an operator with two states both.  Gradients pass through states.
+             (y, state) instead of y, or y and both states if there are two.  Gradients pass through states.
   Packed     sequences of different lengths, without padding: batch 1, and cu_seqlens [sequences + 1] on the same
              device.  Sequence s has the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  A state is then one for each
              sequence.  seq_count [1] on the device: how many of them there are, if fewer.
@@ -23,7 +23,7 @@ True of every function
              alone, without gradients.  starts_zero [sequences], bool or integers: a sequence whose element is not 0
              starts from zero.  A sequence whose row lies outside of the pool is skipped, its y is 0.  No two sequences
              may have the same row.  Rows may lie apart; conv1d takes a pool in any strides.
-  recompute  True: nothing is saved for backward but the inputs; it computes again what it needs.
+  recompute  True: only the inputs are saved for backward, which computes again all else that it needs.
   Results    repeat bit for bit.  No gradients of gradients.
   Transforms torch.func and forward-mode derivatives work or raise; no tangent is lost.
   Numbers    0 is no default: eps and scale are positive in float32.  Integer tensors are int32 or int64.  A value
@@ -224,7 +224,7 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
     """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], rows of x [H,P], Bm [G,N]
     and Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P],
     z [B,T,H,P], conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups G.  final_state=True:
-    (y, conv_state, state).  What the convolution makes is kept nowhere.  The next tokens: conv1d_step with SiLU and
+    (y, conv_state, state).  The output of the convolution is not stored.  The next tokens: conv1d_step with SiLU and
     ssd_step, on the two states."""
     return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
                  (_int("conv_ssd", "state_size", state_size), _int("conv_ssd", "groups", groups),
@@ -236,7 +236,7 @@ def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, w
             decay="raw", scale=1.0, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
             segments=0, recompute=False):
     """wkv6 and ssd of one hybrid block, on the same tokens, in one call -> (y of wkv6, y of ssd), and with
-    final_state=True both states after them.  Tensors and options as in these; the next tokens: wkv6_step and
+    final_state=True both states after them.  Tensors and options are as in wkv6 and ssd; the next tokens: wkv6_step and
     ssd_step."""
     options = (_choice("wkv_ssm", "decay", _DECAY, decay), _float("wkv_ssm", "scale", scale),
                _flag("wkv_ssm", "softplus", softplus),
@@ -253,15 +253,15 @@ def rmsnorm_linear(x, weight, gamma=None, beta=None, bias=None, *, norm="rms", e
 
 
 def norm_mix(a, b, gain_a=None, gain_b=None, residual=None, *, heads=1, eps=1e-5):
-    """residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  The mean square is
-    that of each of `heads` equal slices."""
+    """residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  Each of
+    `heads` equal slices has its own mean square."""
     return _call("norm_mix", (a, b, gain_a, gain_b, residual), (_int("norm_mix", "heads", heads),
                                                                 _float("norm_mix", "eps", eps)))
 
 
 def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False, heads=1, eps=1e-5):
     """(norm(x) gamma + beta) SiLU(z), or norm(x SiLU(z)) gamma + beta with gate_first.  x z [...,D], gamma beta [D].
-    The norm is that of each of `heads` equal slices."""
+    Each of `heads` equal slices has its own norm."""
     norm = _choice("norm_gate", "norm", _NORM, norm)
     return _call("norm_gate", (x, z, gamma, beta), (norm, _flag("norm_gate", "gate_first", gate_first),
                                                     _int("norm_gate", "heads", heads), _float("norm_gate", "eps", eps)))
