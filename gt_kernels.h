@@ -129,7 +129,7 @@
 #define GT_VERSION (GT_VERSION_MAJOR * 10000 + GT_VERSION_MINOR * 100 + GT_VERSION_PATCH)
 
 /* Linkage of every function.  The default is hidden, so that two libraries of one process can each embed a copy.
- * Define GT_API yourself to export the functions, or as `static` to use them in one file alone.  GT_REF_API does the
+ * Define GT_API yourself to export the functions, or as `static` to use them in only one file.  GT_REF_API does the
  * same for the CPU twins, which have their own source files. */
 #ifndef GT_API
 #if defined(__GNUC__)

@@ -5,7 +5,7 @@
  *
  * With BENCH_PTX this file makes gt_bench_ptx, whose wkv6, ssd and selective_scan have only PTX and no machine code.
  * With BENCH_CUBLASLT it makes gt_bench_cublaslt, which gives rmsnorm_linear a cuBLASLt handle.  That program also
- * times the products of rmsnorm_linear alone, by cuBLASLt. */
+ * times only the products of rmsnorm_linear, by cuBLASLt. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench.h"
 

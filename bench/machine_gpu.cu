@@ -326,7 +326,7 @@ gt_status time_two_streams(const test_op *op, gt_pass pass, const void *args, do
     return status;
 }
 
-/* ---- the products of rmsnorm_linear alone ----------------------------------------------------- */
+/* ---- only the products of rmsnorm_linear ------------------------------------------------------ */
 
 #ifdef GT_WITH_CUBLASLT
 constexpr size_t PRODUCT_BYTES = size_t(32) << 20;

@@ -200,7 +200,7 @@ static inline gt_conv_ssd_args conv_ssd_of(const hy_model *m, int l, const pass 
                               .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
-/* ssd alone, after a separate conv1d.  Steps for one token use it, and wkv_ssm contains it. */
+/* Arguments of ssd after a separate conv1d.  Steps for one token use them, and those of wkv_ssm contain them. */
 static inline gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     int64_t conv = conv_rows(m), B = m->I, C = m->I + m->S, dt = m->I + conv;

@@ -2,7 +2,7 @@
  * cuBLASLt.  NCCL adds up gradients on a second stream at the same time.  The backend records steps as CUDA graphs.
  *
  * Results repeat bit for bit.  cuBLASLt may only choose algorithms with a fixed order of addition, so none that adds
- * partial sums by atomics.  It chooses by the shape alone, and the backend keeps the choice. */
+ * partial sums by atomics.  The choice depends only on the shape, and the backend keeps it. */
 #include "hybrid_nccl.h"
 #include "hybrid_ops.cuh"
 

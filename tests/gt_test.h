@@ -253,7 +253,7 @@ typedef struct test_op {
      * rounding errors. */
     double *(*terms)(const test_case *c, gt_pass pass, const gt_tensor *t);
     const test_formula *formulas; /* formulas for every output of forward */
-    /* Properties of this operator alone; ends with `what` NULL.  NULL: none. */
+    /* Properties of only this operator; ends with `what` NULL.  NULL: none. */
     const test_property *properties;
     /* By dtype: how far the results of the twins may differ if the time is cut in two.  0: they have the same bits. */
     double split_tolerance[4];

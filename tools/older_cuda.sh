@@ -25,7 +25,7 @@ if [ ! -x "$nvcc" ]; then
     echo "deb [signed-by=$key] $mirror $suite non-free" >"$scratch/sources.list"
     : >"$scratch/status"
     cd "$scratch"
-    # apt_get ARGUMENT...: runs apt-get with this suite alone, and keeps apt-get's files here
+    # apt_get ARGUMENT...: runs apt-get with only this suite, and keeps apt-get's files here
     apt_get() {
         apt-get -qq -o "Dir::Etc::sourcelist=$scratch/sources.list" -o Dir::Etc::sourceparts=/dev/null \
             -o "Dir::State::lists=$scratch/lists" -o "Dir::State::status=$scratch/status" \

@@ -4,7 +4,7 @@
 # for every PyTorch.
 #
 # The script needs nvcc 12.8 or newer on the PATH, glibc 2.34 or newer, and PyPI for auditwheel.  JOBS (2) parts compile
-# at a time.  Options are Meson's and come last: -Dcuda=disabled makes a wheel of the twins alone, -Dgpu_archs=90a one
+# at a time.  Options are Meson's and come last: -Dcuda=disabled makes a wheel with only the twins, -Dgpu_archs=90a one
 # for a test. The wheel must pass auditwheel, have at most 80 MB, and run in a virtual environment that has nothing
 # else.
 set -eu

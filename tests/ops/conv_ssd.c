@@ -123,7 +123,7 @@ static const test_case cases[] = {
     {CONV_SSD(.B = 2, .T = 4, .H = 2, .P = 2, .N = 2, .W = 4, .softplus = 1), .name = "no gate", .absent = "z dz"},
     {CONV_SSD(.B = 2, .T = 4, .H = 2, .P = 2, .N = 2, .W = 3), .name = "nothing optional",
      .absent = "z dz bias dbias Dskip dt_bias " NO_STATES},
-    {CONV_SSD(.B = 2, .T = 4, .H = 2, .P = 2, .N = 2, .W = 4), .name = "the parameters of ssd alone",
+    {CONV_SSD(.B = 2, .T = 4, .H = 2, .P = 2, .N = 2, .W = 4), .name = "only the parameters of ssd",
      .absent = "dxBC dweight dbias conv_dstate_in"},
     {CONV_SSD(.B = 2, .T = 4, .H = 2, .P = 2, .N = 2, .W = 4), .name = "one state of two",
      .absent = "conv_state_in state_out conv_dstate_in dstate_out"},
@@ -274,7 +274,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
-/* ---- properties of this operator alone --------------------------------------------------------- */
+/* ---- properties of only this operator ---------------------------------------------------------- */
 
 /* Copies the columns first ... first + n - 1 of `count` rows of D numbers. */
 static double *columns_of(const double *all, int64_t count, int64_t D, int64_t first, int64_t n) {

@@ -263,7 +263,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, test_ssm_absent);
 }
 
-/* ---- properties of this operator alone --------------------------------------------------------- */
+/* ---- properties of only this operator ---------------------------------------------------------- */
 
 /* If dt equals a limit exactly, the gradient passes through; beyond the limit, the gradient is 0. */
 static void limits_hold(const test_runner *r, const test_case *c, double tolerance) {

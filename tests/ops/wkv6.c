@@ -229,7 +229,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     a->scale = test_pick(r, 2) ? (float)(0.25 + test_uniform(r)) : 0;
 }
 
-/* ---- properties of this operator alone --------------------------------------------------------- */
+/* ---- properties of only this operator ---------------------------------------------------------- */
 
 /* Where the decay is exactly 0, dw is 0. */
 static void zero_decay_is_flat(const test_runner *r, const test_case *c, double tolerance) {

@@ -111,8 +111,8 @@ static const test_case cases[] = {
     {BOTH(OF(.H = 1, .N = 2), OF(.H = 2, .P = 2, .N = 2), .B = 2, .T = 3), .name = "nothing optional",
      .absent = "wkv6.u ssd.Dskip ssd.dt_bias " NO_GATE " " NO_STATES},
     {BOTH(OF(.H = 1, .N = 3), OF(.H = 2, .P = 2, .N = 2, .softplus = 1), .B = 2, .T = 3),
-     .name = "states of wkv6 alone", .absent = "ssd.state_in ssd.state_out ssd.dstate_in ssd.dstate_out"},
-    {BOTH(OF(.H = 1, .N = 3), OF(.H = 2, .P = 2, .N = 2, .softplus = 1), .B = 2, .T = 3), .name = "states of ssd alone",
+     .name = "only states of wkv6", .absent = "ssd.state_in ssd.state_out ssd.dstate_in ssd.dstate_out"},
+    {BOTH(OF(.H = 1, .N = 3), OF(.H = 2, .P = 2, .N = 2, .softplus = 1), .B = 2, .T = 3), .name = "only states of ssd",
      .absent = "wkv6.state_in wkv6.state_out wkv6.dstate_in wkv6.dstate_out"},
     {BOTH(OF(.H = 1, .N = 3), OF(.H = 2, .P = 2, .N = 2), .B = 2, .T = 5), .name = "decays of zero",
      .fill = {{"wkv6.w", -3, 1, 200, 0.3}, {"ssd.A", 0, 0.5, -10000, 0.5}}},
@@ -211,7 +211,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
-/* ---- properties of this operator alone --------------------------------------------------------- */
+/* ---- properties of only this operator ---------------------------------------------------------- */
 
 /* Copies those words of `names` that have the prefix `prefix` or no prefix at all, without the prefix. */
 static void cut_names(const char *names, const char *prefix, char *to, size_t bytes) {

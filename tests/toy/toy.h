@@ -1,4 +1,4 @@
-/* A toy operator, defined by the files of this folder alone.  It tests that a new operator needs nothing but such files
+/* A toy operator, defined only by the files of this folder.  It tests that a new operator needs nothing but such files
  * and a line in a list: argument checks, tests of the twin, gradients, fuzz, emulation and rows of the bench then work.
  *
  *     y = gamma x^2 + shift     dx = 2 gamma x dy     dgamma = sum over rows of x^2 dy
