@@ -1353,7 +1353,8 @@ static void test_args_size(void) {
     for (int i = 0; test_ops[i]; i++) {
         const test_op *e = test_ops[i];
         check(e->args_size() == e->args_bytes && e->args_bytes == e->table()->args_bytes,
-              "gt_%s_args_size() is %zu, but sizeof(gt_%s_args) is %zu", e->name, e->args_size(), e->name, e->args_bytes);
+              "gt_%s_args_size() is %zu, but sizeof(gt_%s_args) is %zu", e->name, e->args_size(), e->name,
+              e->args_bytes);
     }
 }
 
