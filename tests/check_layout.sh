@@ -2,7 +2,7 @@
 # - Includes run one way: declarations (gt_kernels.h) <- gt/base and gt/emu <- gt/recurrence <- the operators <- the
 #   top-level .cuh files.  No operator includes another, except the files of gt/fused.
 # - An operator's includes are at most six levels deep.
-# - Every header compiles alone, and no file is too long.
+# - Every header compiles by itself, and no file is too long.
 # - gt/ has the files, kernels and functions that docs/wkv6.md and docs/ssd.md name.
 # - Files of the trainer and of the bench call each other one way.
 # - Each test of Meson states its limit.

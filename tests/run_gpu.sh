@@ -107,7 +107,7 @@ build() {
 suites() { configure && meson test -C "$build" --print-errorlogs "$@"; }
 
 # On a GPU no test may be skipped, not even for lack of GPU memory.  The last test compiles operators from PTX, which
-# lacks the features of compute capability 9.0 alone.
+# lacks the features that only compute capability 9.0 has.
 gpu() {
     local started=$SECONDS
     suites --suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt" &&

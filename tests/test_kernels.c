@@ -938,8 +938,8 @@ static void check_int8_states(void) {
     test_group("int8", "states converted to int8 and back");
 }
 
-/* Checks the step kernels.  Layout, slots and dtypes change from case to case.  With --few, every size runs with three
- * of the times, once each.  Otherwise every size runs with all times three times, once of them in packed arrays. */
+/* Checks the step kernels.  Layout, slots and dtypes change from case to case.  With --few, every size runs once with
+ * each of three times.  Otherwise every size runs three times with each of all times, once of them in packed arrays. */
 static void check_steps(tester *t) {
     static const int64_t step_times[] = {1, 5, 16, 2, 4, 15, 3};
     const test_op *op = t->op;

@@ -79,7 +79,7 @@ class PlotTest(unittest.TestCase):
             self.assertIn(word, message)
         self.assertEqual(sorted(os.listdir()), before)
 
-    # ---- what is drawn ---------------------------------------------------------------------------
+    # ---- drawings --------------------------------------------------------------------------------
 
     def test_draws_runs_of_hybrid_train(self):
         for seed in ('1', '2'):

@@ -1,9 +1,9 @@
 #!/bin/sh
 # older_cuda.sh FOLDER: puts the compiler of CUDA 12.4 in FOLDER, from packages of Debian 13, and prints the path of its
-# nvcc.  The packages, 1 GB, come from the mirror that apt uses already; nothing is installed.  The compiler serves to
-# compile kernels: of the libraries FOLDER has the runtime alone.  To see the kernels for an RTX 40:
+# nvcc.  The packages, 1 GB, come from the mirror that apt uses already; nothing is installed.  FOLDER has no
+# libraries except the runtime, so it can only compile kernels.  To see the kernels for an RTX 40:
 #     NVCC=$(sh tools/older_cuda.sh build-cuda12) sh tests/check_resources.sh --report 89
-# Ends with 77 where there is no apt or the mirror does not answer.
+# Ends with status 77 if there is no apt, or if the mirror does not answer.
 set -eu
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)

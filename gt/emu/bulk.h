@@ -105,7 +105,7 @@ inline bool Machine::check_box(const BulkSide& box, bool writes, const Site& sit
         return false;
     }
     if (writes && (box.at[0] < 0 || box.at[1] < 0 || box.at[2] < 0)) {
-        report(Fault::BOUNDS, site, "a box is stored from %d, %d, %d on, before the start of the tensor", box.at[0],
+        report(Fault::BOUNDS, site, "a box is stored at %d, %d, %d, which is before the start of the tensor", box.at[0],
                box.at[1], box.at[2]);
         return false;
     }

@@ -1,4 +1,4 @@
-"""What the functions of gt_kernels.torch and gt_kernels.jax take, operator by operator, in the words of gt_kernels.h.
+"""The arguments of the functions of gt_kernels.torch and gt_kernels.jax, by operator, in the words of gt_kernels.h.
 
 A tensor is "field kind shape".  Fields of an inner struct are written with its name, as wkv6.r.  Kinds: x activations,
 w their companion (dt, w, and the stream of add_norm), which may be fp32, p a projection weight (the dtype of x, its
@@ -54,7 +54,7 @@ class Operator:
 
     @property
     def of_steps(self):
-        """Integers that a step takes, [B] but for rounding_seed [2]; each may be None."""
+        """Integers that a step takes, [B] except rounding_seed, which is [2]; each may be None."""
         return ("slots", "tokens", "commit") + tuple(
             name for name in ("places", "rounding_seed", "rounding_steps") if name in self.fields)
 

@@ -1,4 +1,4 @@
-# CMake projects that use gt_kernels.  They use add_subdirectory: in C, in C++ alone, and in C++ with CUDA.  With
+# CMake projects that use gt_kernels.  They use add_subdirectory: in C, in only C++, and in C++ with CUDA.  With
 # ALL_CASES=true they also use FetchContent, and copies that CMake and Meson installed.
 . "$(dirname "$0")/common.sh"
 

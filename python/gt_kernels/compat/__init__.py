@@ -354,8 +354,8 @@ def _take_rows(pool, indices):
 
 
 def _put_rows(pool, places, named, rows):
-    """Writes what _take_rows took; a row whose index is outside must be unchanged.  It could still overwrite that of
-    another batch element: where there is one in the pool, the others write that one's row once more."""
+    """Writes the rows that _take_rows took.  An index outside of the pool must not change any row, but index_copy_ needs
+    a target for it.  So the first element with an index in the pool is written once more for each such index."""
     if len(rows):
         count = torch.arange(len(rows), device=rows.device)
         source = torch.where(named, count, named.to(torch.int32).argmax())
@@ -488,7 +488,7 @@ def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias
     if _has_tokens(function, seq_idx):
         runs, padding = _Runs(function, seq_idx), (seq_idx < 0)[..., None]
         packed, A = runs.options(), runs.poison(A)
-        # a state must not take in what the convolution makes of padding
+        # the convolution's output for padding must not enter a state
         apart = apart or return_final_states or initial_states is not None
         initial_states = _spread(initial_states, runs)
         xBC, dt, gate = _one_row(xBC), _one_row(dt), _one_row(gate)

@@ -566,7 +566,7 @@ class Engine:
         return [outputs[i] if keeps else None for i in self.kept]
 
     def save(self, ctx, tensors, saved, outputs):
-        """What backward needs.  The sum of add_norm takes the place of its parts."""
+        """The tensors that backward needs.  For add_norm the sum replaces its parts."""
         kept = self.keep(tensors, outputs, ctx.options)
         if self.reads_sum is not None and ctx.options[self.reads_sum]:
             ctx.dtype, tensors = tensors[0].dtype, (None, None, *tensors[2:])
