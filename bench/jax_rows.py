@@ -9,8 +9,8 @@ the script.  A comment reports its error.  Rows appear as soon as they are ready
 
 ms is the time of one of several calls that are enqueued one after another, from the first to the end of the last.  L2
 is warm; for a call shorter than its dispatch, ms is the dispatch.  fwd is the function under jit, bwd only the
-pullback of jax.vjp, under jit.  rel_err is the error against lax.scan in float64 on the CPU, for batch element 0 and two
-heads or eight channels: the error of y, or the largest error of a gradient that belongs only to these heads.
+pullback of jax.vjp, under jit.  rel_err is the error against lax.scan in float64 on the CPU, for batch element 0 and 2
+heads or 8 channels: the error of y, or the largest error of a gradient that belongs only to these heads.
 mem_mib is the device's peak beyond the inputs, for bwd with forward's residuals.
 
 Overhead: call is one call from Python of a jitted function of one operation, chain is one of 64 dependent operations of

@@ -354,7 +354,7 @@ def _take_rows(pool, indices):
 
 
 def _put_rows(pool, places, named, rows):
-    """Writes the rows that _take_rows took.  An index outside of the pool must not change any row, but index_copy_ needs
+    """Writes the rows that _take_rows took.  An index outside of it must not change any row, but index_copy_ needs
     a target for it.  So the first element with an index in the pool is written once more for each such index."""
     if len(rows):
         count = torch.arange(len(rows), device=rows.device)
