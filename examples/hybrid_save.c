@@ -444,7 +444,8 @@ static gt_status check_size(const hy_file *f, const hy_options *o) {
     for (int past = 0; past < 2; past++) {
         snprintf(name, sizeof name, "layers.%lld.norm", (long long)o->layers - 1 + past);
         if ((hy_file_tensor_of(f, name) == NULL) != past)
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: it does not have the %lld layers that it names", f->path,
+            return hy_fail(GT_ERROR_VALUE,
+                           "%s: damaged: option.layers is %lld, but the file has another number of layers", f->path,
                            (long long)o->layers);
     }
     return GT_OK;

@@ -236,15 +236,16 @@ static void check_training(const char *model) {
         training one = train(model, features, 1);
         for (int threads = least; threads <= most; threads++) {
             training more = train(model, features, threads);
-            test_check(same_bits(&more, &one), "%s, %s: %d threads give other bits than one", model, name, threads);
+            test_check(same_bits(&more, &one), "%s, %s: %d threads give other bits than one thread", model, name,
+                       threads);
             free(more.gradient);
         }
         double first = distance(one.loss, base.loss, 1), last = distance(one.loss, base.loss, STEPS);
         double gradient = distance(one.gradient, base.gradient, base.parameters);
         printf("%s, %s: against base: first loss %.1e, gradient %.1e, %d losses %.1e\n", model, name, first, gradient,
                STEPS, last);
-        test_check(first < 1e-6 && gradient < 1e-5 && last < 1e-3, "%s, %s: more than rounding apart from base", model,
-                   name);
+        test_check(first < 1e-6 && gradient < 1e-5 && last < 1e-3, "%s, %s: differs from base by more than rounding",
+                   model, name);
         free(one.gradient);
     }
     free(base.gradient);
@@ -263,8 +264,8 @@ static void check_choice(void) {
     for (int features = 0; features < FORMS; features++)
         if (!is_here(features)) {
             printf("not here: %s\n", form_name(features));
-            test_check(hy_backend_cpu_with(&be, features) == GT_ERROR_UNSUPPORTED, "%s opens, although it is not here",
-                       form_name(features));
+            test_check(hy_backend_cpu_with(&be, features) == GT_ERROR_UNSUPPORTED,
+                       "%s opens, although this processor or build does not have it", form_name(features));
         }
     if (getenv("GT_TEST_STRICT")) test_check((hy_cpu_features() & HY_CPU_BLAS) != 0, "OpenBLAS is missing");
     test_group("forms", "the best is taken, others are refused");

@@ -516,8 +516,8 @@ static void test_wrong_size(void) {
         int64_t hidden, layers;
         const char *reason;
     } cases[] = {{8192, 1, "tensor embedding has the shape"},
-                 {16, 128, "it does not have the 128 layers"},
-                 {16, 2, "it does not have the 2 layers"}};
+                 {16, 128, "option.layers is 128, but"},
+                 {16, 2, "option.layers is 2, but"}};
     sample *s = new_sample(0);
     hy_file file;
     for (int i = 0; i < 3; i++) {

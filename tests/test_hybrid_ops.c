@@ -734,13 +734,15 @@ static void test_cross_entropy_extremes(hy_backend *be) {
         be->download(be, z, values.data, sizeof z);
         const float *loss = out[1], *entropy = out[2], *total = out[3];
         check(!counted || (loss[0] == 0 && loss[1] == 0 && loss[2] > 1e38f && isfinite(loss[2])),
-              "cross_entropy: losses %g %g %g", loss[0], loss[1], loss[2]);
+              "cross_entropy: losses %g %g %g: must be 0, 0 and more than 1e38", loss[0], loss[1], loss[2]);
         check(!counted ||
                   (fabsf(entropy[0]) < 1e-6f && fabsf(entropy[1]) < 1e-6f && fabsf(entropy[2] - 0.6931472f) < 1e-6f),
-              "cross_entropy: entropies %g %g %g", entropy[0], entropy[1], entropy[2]);
-        check(counted || (total[0] == 0 && total[1] == 0), "cross_entropy: %g from %g rows", total[0], total[1]);
+              "cross_entropy: entropies %g %g %g: must be 0, 0 and ln 2", entropy[0], entropy[1], entropy[2]);
+        check(counted || (total[0] == 0 && total[1] == 0), "cross_entropy: loss %g of %g rows: both must be 0",
+              total[0], total[1]);
         for (int i = 0; i < 9; i++)
-            check(counted ? isfinite(z[i]) : z[i] == 0, "cross_entropy: gradient %d is %g", i, z[i]);
+            check(counted ? isfinite(z[i]) : z[i] == 0,
+                  "cross_entropy: gradient %d is %g: must be 0 in rows that do not count, else finite", i, z[i]);
     }
     free_block(&targets), free_block(&values);
     for (int i = 0; i < 4; i++) free_block(&rows[i]);
@@ -1080,8 +1082,8 @@ static void test_helpers(hy_backend *be) {
         check(be->cast(be, &cast) == GT_OK, "cast: %s", hy_last_error());
         be->read(be, got, to.data, cast.to_dtype, cast.n);
         for (int i = 0; i < cast.n; i++)
-            check(got[i] == test_round(x[i], cast.to_dtype), "cast %d to %d: %g becomes %g", (int)cast.from_dtype,
-                  (int)cast.to_dtype, x[i], got[i]);
+            check(got[i] == test_round(x[i], cast.to_dtype), "cast %d to %d: %g wrongly becomes %g",
+                  (int)cast.from_dtype, (int)cast.to_dtype, x[i], got[i]);
     }
     check(is_fenced(&to), "a helper wrote outside of the array");
     free_block(&from), free_block(&to), free_block(&kept);
@@ -1112,13 +1114,16 @@ static void test_training_helpers(hy_backend *be) {
             check(got[i] == 0 || got[i] == test_round(1 / 0.75, be->dtype) || fabs(got[i] - 1 / 0.75) < 1e-6,
                   "dropout: x[%d] = %.9g", i, got[i]);
         }
-        check(zeros > N * 0.21 && zeros < N * 0.29, "dropout %d: %d of %d are left out", k, zeros, N);
-        check(k == 2 || k == 3 ? same < N * 0.7 : same == N, "dropout %d: %d of %d as at first", k, same, N);
+        check(zeros > N * 0.21 && zeros < N * 0.29,
+              "dropout %d: %d of %d numbers are set to 0: must be about a quarter", k, zeros, N);
+        check(k == 2 || k == 3 ? same < N * 0.7 : same == N,
+              "dropout %d: %d of %d numbers are the same as in the first call", k, same, N);
         if (k == 0) /* numbers at any distance are dropped together as often as by chance, so there is no pattern */
             for (int step = 1; step < 64; step++) {
                 int both = 0;
                 for (int i = step; i < N; i++) both += got[i] == 0 && got[i - step] == 0;
-                check(both > N * 0.035 && both < N * 0.095, "dropout: %d pairs at a distance of %d", both, step);
+                check(both > N * 0.035 && both < N * 0.095,
+                      "dropout: %d pairs of zeros at a distance of %d: more or fewer than by chance", both, step);
             }
     }
     /* the second of two windows must lose the same numbers alone as together with the first */
@@ -1143,7 +1148,8 @@ static void test_training_helpers(hy_backend *be) {
     check(be->average(be, &a) == GT_OK, "average: %s", hy_last_error());
     be->read(be, ones, w.data, GT_F32, N), be->read(be, other, average.data, GT_F32, N);
     for (int i = 0; i < N; i++)
-        check(ones[i] == 3.25 * i && other[i] == i, "average: %g and %g at %d", ones[i], other[i], i);
+        check(ones[i] == 3.25 * i && other[i] == i, "average: weight %g and average %g at index %d are not exchanged",
+              ones[i], other[i], i);
     check(is_fenced(&x) && is_fenced(&w) && is_fenced(&average), "dropout or average wrote outside of the array");
     free_block(&x), free_block(&w), free_block(&average), free_block(&c);
 }

@@ -264,8 +264,8 @@ static void check_same_saved(const test_runner *runner, const test_case *c, gt_p
                              const char *host, size_t bytes) {
     const run_context *r = (const run_context *)runner->context;
     if (!bytes) return;
-    test_check(r->saved && r->saved_bytes == bytes && !memcmp(r->saved, host, bytes), "%s: saved, %s: other bits",
-               test_describe(c, pass), what);
+    test_check(r->saved && r->saved_bytes == bytes && !memcmp(r->saved, host, bytes),
+               "%s: the bits in saved differ: %s", test_describe(c, pass), what);
 }
 
 static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
@@ -567,7 +567,8 @@ static void difference_agrees(tester *t, const test_case *drawn) {
     quotient =
         (8 * loss_difference(c, &back, &out[2], &out[1]) - loss_difference(c, &back, &out[3], &out[0])) / (12 * h);
     test_check(fabs(quotient - along) <= 5e-3 * (fabs(along) + sqrt(squares)),
-               "%s: along a random direction: %.6g, difference quotient %.6g, typically %.3g",
+               "%s: the gradient along a random direction is %.6g, but the difference quotient is %.6g, of a typical "
+               "size of %.3g",
                test_describe(c, GT_BACKWARD), along, quotient, sqrt(squares));
     for (int point = 0; point < 4; point++) test_free(&out[point]);
     test_free(&in), test_free(&back), test_free(&gradient);
@@ -932,7 +933,8 @@ static void check_int8_states(void) {
         }
         /* back from int8, the numbers must be in the range of the original normal numbers */
         for (int64_t k = 2 * a.columns; k < a.rows * a.columns; k++)
-            test_check(fabsf(memory[1].state[k]) < 6, "conversion %d: %g", i, (double)memory[1].state[k]);
+            test_check(fabsf(memory[1].state[k]) < 6, "conversion %d: a number is %g: must be below 6", i,
+                       (double)memory[1].state[k]);
     }
     machine_release(place);
     test_group("int8", "states converted to int8 and back");

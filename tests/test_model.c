@@ -335,7 +335,7 @@ static void test_parts(const char *variant) {
     check(distance(swapped, average, n) < 1e-12, "%s: the average is wrong", variant);
     NEED(hy_model_exchange(half));
     double *back = read_all(half, HY_VALUE, &n);
-    check(!memcmp(back, before, (size_t)n * sizeof *back), "%s: the weights do not come back", variant);
+    check(!memcmp(back, before, (size_t)n * sizeof *back), "%s: the weights are not restored", variant);
     free(average), free(before), free(swapped), free(back);
     check_refusal(hy_model_average(whole, 0.5), "without an average");
     hy_model_destroy(whole), hy_model_destroy(half);
@@ -369,10 +369,11 @@ static void test_inference(hy_backend *be, const char *variant) {
     NEED(hy_model_infer(m, b.tokens));
     NEED(hy_model_read_activation(m, logits, inferred));
     check(!memcmp(evaluated, inferred, sizeof evaluated) && memcmp(others, inferred, sizeof others),
-          "%s %s: logits of inference", be->name, variant);
+          "%s %s: the logits of inference differ from those of an evaluation", be->name, variant);
     NEED(hy_model_infer(m, NULL));
     NEED(hy_model_read_activation(m, logits, others));
-    check(!memcmp(others, inferred, sizeof others), "%s %s: logits of the same tokens", be->name, variant);
+    check(!memcmp(others, inferred, sizeof others), "%s %s: inference of the same tokens again gives other logits",
+          be->name, variant);
     free_batch(&b);
     free_batch(&other);
     hy_model_destroy(m);
@@ -404,14 +405,15 @@ static void test_inference_only(hy_backend *be, const char *variant) {
     }
     check(!memcmp(logits[0], logits[1], sizeof logits[0]) && loss[0] == loss[1] &&
               !memcmp(fed[0], fed[1], sizeof fed[0]),
-          "%s %s: inference only computes something else", be->name, variant);
+          "%s %s: a model made for inference computes other numbers", be->name, variant);
     check(plan[1].gradients == 0 && plan[1].optimizer == 0 && plan[1].backward == 0 &&
               plan[1].activations < plan[0].activations / 2 && plan[1].total < plan[0].total / 2,
-          "%s: inference only takes %zu of %zu bytes", variant, plan[1].total, plan[0].total);
+          "%s: a model made for inference takes %zu bytes, too many beside the %zu of training", variant, plan[1].total,
+          plan[0].total);
     int count;
     hy_tensor *list = hy_model_tensors(m[1], &count);
     for (int i = 0; i < count; i++)
-        check(list[i].kind == HY_WEIGHT, "%s: inference only has %s", variant, list[i].name);
+        check(list[i].kind == HY_WEIGHT, "%s: a model made for inference has the tensor %s", variant, list[i].name);
     free(list);
     double number[32];
     check_refusal(hy_model_forward(m[1], b.tokens, b.targets, NULL), "made for inference");
@@ -504,8 +506,8 @@ static void test_samples(hy_backend *be, const char *variant, double tolerance) 
         }
     check(hy_model_token_bytes(m) > hy_model_token_bytes(one) &&
               hy_model_token_bytes(m) < S * hy_model_token_bytes(one),
-          "%s %s: %g bytes a token of %d samples, %g of one", be->name, variant, hy_model_token_bytes(m), S,
-          hy_model_token_bytes(one));
+          "%s %s: %g bytes per token of %d samples, but %g of one sample", be->name, variant, hy_model_token_bytes(m),
+          S, hy_model_token_bytes(one));
     prompts[N + 1] = V;
     check_refusal(hy_model_feed(m, prompts, N, logits[0]), "tokens[11]");
     c.samples = 4;
@@ -575,8 +577,8 @@ static void test_replayed_steps(hy_backend *be, const char *variant) {
         if (i) hy_calls_leave(be);
         hy_model_destroy(m);
     }
-    check(r.runs == TOKENS && r.count > 0, "%s %s: %d tokens took %d runs, of %d calls", be->name, variant, TOKENS,
-          r.runs, r.count);
+    check(r.runs == TOKENS && r.count > 0, "%s %s: %d tokens took %d runs of %d calls; each token should take one run",
+          be->name, variant, TOKENS, r.runs, r.count);
     check(!memcmp(logits[0], logits[1], sizeof logits[0]), "%s %s: replayed steps differ", be->name, variant);
     for (int i = 0; i < r.count; i++) free(r.calls[i].args);
     free_batch(&b);
@@ -669,9 +671,9 @@ static void test_untrained(const char *name) {
     check(branches_live && probe.finite && fabs(probe.entropy - log(V)) < 0.1 && probe.state_tokens == T / 2 &&
               probe.activation_variance > 1e-6 && fabs(probe.branch_cosine) < 0.5 &&
               fabs(probe.loss - loss / (double)counted) < 1e-5,
-          "%s: probe: entropy %g, cosines %g %g, variance %g, branches %g %g %g", name, probe.entropy,
-          probe.state_cosine[0], probe.state_cosine[1], probe.activation_variance, probe.branch_rms[0],
-          probe.branch_rms[1], probe.branch_cosine);
+          "%s: a number of the probe is out of its range: entropy %g, cosines %g %g, variance %g, branches %g %g %g",
+          name, probe.entropy, probe.state_cosine[0], probe.state_cosine[1], probe.activation_variance,
+          probe.branch_rms[0], probe.branch_rms[1], probe.branch_cosine);
     free_batch(&b);
     hy_model_destroy(m);
 }
@@ -690,7 +692,7 @@ static void test_overfit(const char *variant) {
         NEED(hy_model_train(m, b.tokens, b.targets, NULL, &adam));
         NEED(hy_model_result(m, &r));
     } while (++step < STEPS && r.loss >= 0.1);
-    check(r.loss < 0.1, "%s: loss %.4f after %d steps on one batch", variant, r.loss, step);
+    check(r.loss < 0.1, "%s: the loss is still %.4f after %d steps on one batch", variant, r.loss, step);
     free_batch(&b);
     hy_model_destroy(m);
 }
@@ -752,8 +754,8 @@ static void test_loss_scale(void) {
         NEED(hy_model_result(m, &r));
         gradient[i] = read_all(m, HY_GRADIENT, &n);
         double norm = sqrt(squares(gradient[i], n));
-        check(fabs(norm - r.norm[HY_GROUPS]) <= 1e-12 * norm, "loss scale %g: norm %g, gradient %g", o.loss_scale,
-              r.norm[HY_GROUPS], norm);
+        check(fabs(norm - r.norm[HY_GROUPS]) <= 1e-12 * norm, "loss scale %g: the norm is %g, but the gradient has %g",
+              o.loss_scale, r.norm[HY_GROUPS], norm);
         hy_model_destroy(m);
     }
     check(distance(gradient[1], gradient[0], n) < 1e-12, "loss scale 1000: the gradient differs");
@@ -829,7 +831,8 @@ static void test_recompute(hy_backend *be, const char *variant, int stateful) {
     const size_t layer = (plan[0].activations - plan[1].activations) / (LAYERS - 1);
     check(plan[1].total == plan[0].total - (LAYERS - 1) * layer && plan[1].backward == plan[0].backward &&
               plan[0].activations > LAYERS * layer && plan[1].activations < plan[0].activations / 2,
-          "%s: recomputing takes %zu of %zu bytes of activations", variant, plan[1].activations, plan[0].activations);
+          "%s: with recompute the activations take %zu bytes, without it %zu", variant, plan[1].activations,
+          plan[0].activations);
     for (int i = 0; i < 2; i++) {
         memset(&probe[i], 0, sizeof probe[i]);
         NEED(hy_model_probe(m[i], b1.tokens, b1.targets, &probe[i]));

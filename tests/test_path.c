@@ -300,18 +300,20 @@ static void test_ssd_memory(void) {
         const double y = 2.0 * 8 * 4096 * 64 * 64;
         gt_workspace need;
         a.dx = a.ddt = a.dBm = a.dCm = a.dA = a.ddt_bias = a.dDskip = memory, a.saved = memory;
-        test_check(
-            gt_ssd_workspace(&a, &need) == GT_OK && need.saved <= 1.02 * y && need.backward <= devices[i].backward * y,
-            "%s: saved %.3f, backward %.3f of the bytes of y", devices[i].device, need.saved / y, need.backward / y);
+        test_check(gt_ssd_workspace(&a, &need) == GT_OK && need.saved <= 1.02 * y &&
+                       need.backward <= devices[i].backward * y,
+                   "%s: too much memory: saved takes %.3f and backward %.3f of the bytes of y", devices[i].device,
+                   need.saved / y, need.backward / y);
         a.Dskip_per_channel = 1;
         test_check(gt_ssd_workspace(&a, &need) == GT_OK && need.backward <= devices[i].with_channels * y,
-                   "%s: backward with Dskip per channel %.3f of the bytes of y", devices[i].device, need.backward / y);
+                   "%s: too much memory: backward with Dskip per channel takes %.3f of the bytes of y",
+                   devices[i].device, need.backward / y);
         a.Dskip_per_channel = 0;
         a.T = 128;
-        test_check(gt_ssd_workspace(&a, &need) == GT_OK && need.saved == 0, "%s: saved of 128 tokens is %zu bytes",
-                   devices[i].device, need.saved);
+        test_check(gt_ssd_workspace(&a, &need) == GT_OK && need.saved == 0,
+                   "%s: saved for 128 tokens has %zu bytes: must be 0", devices[i].device, need.saved);
         a.T = 129;
-        test_check(gt_ssd_workspace(&a, &need) == GT_OK && need.saved > 0, "%s: nothing saved of 129 tokens",
+        test_check(gt_ssd_workspace(&a, &need) == GT_OK && need.saved > 0, "%s: saved for 129 tokens has no bytes",
                    devices[i].device);
     }
 }
@@ -429,10 +431,10 @@ static void check_queries(const test_op *op) {
             if (is_long || capacities[i] <= 65536) continue;
             /* bytes for the order of the sequences by length */
             const size_t order = 4 * (size_t)(capacities[i] - 65536) + 256;
-            test_check(need.saved == first.saved, "%s: saved of 1000 tokens grows with the capacity", op->name);
+            test_check(need.saved == first.saved, "%s: saved for 1000 tokens grows with the capacity", op->name);
             test_check(need.forward <= first.forward + order && need.backward <= first.backward + order &&
                            need.segment <= first.segment + order,
-                       "%s: scratch memory of 1000 tokens grows with the capacity", op->name);
+                       "%s: scratch memory for 1000 tokens grows with the capacity", op->name);
         }
     }
 }
@@ -482,8 +484,8 @@ static void check_memory(const test_case *sizes, int64_t T, int64_t capacity) {
     const double saved = (double)need.saved, backward = (double)need.backward;
     test_check(!strcmp(c.op, "conv1d") ||
                    (2 * least <= saved && saved <= 4.6 * most + 1e6 && 2 * least <= backward && backward < 4e18),
-               "%s %s, T %lld, capacity %lld: saved %g, backward %g, states %g to %g", c.op, c.name, (long long)T,
-               (long long)capacity, saved, backward, least, most);
+               "%s %s, T %lld, capacity %lld: saved %g or backward %g does not fit the bytes of the states, %g to %g",
+               c.op, c.name, (long long)T, (long long)capacity, saved, backward, least, most);
 }
 
 /* Whether a tensor is an activation or a parameter of the pass, and no state. */

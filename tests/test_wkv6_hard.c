@@ -431,13 +431,14 @@ static void check_room(const test_case *c) {
     if (test_is_packed(c)) a.cu_seqlens = (int32_t *)any;
     if (c->absent) a.dv = NULL;
     const gt_status status = gt_wkv6_workspace(&a, &need);
-    test_check(status == GT_OK && (int64_t)need.backward <= most, "%s: %s, %zu bytes of workspace, r has %lld",
-               test_describe(c, GT_BACKWARD), gt_status_string(status), need.backward, (long long)size);
+    test_check(status == GT_OK && (int64_t)need.backward <= most,
+               "%s: %s, or the workspace has too many bytes: %zu, where r has %lld", test_describe(c, GT_BACKWARD),
+               gt_status_string(status), need.backward, (long long)size);
     gt_workspace enough;
     a.saved = a.dk = a.dv = NULL;
     test_check(gt_wkv6_workspace(&a, &enough) == GT_OK && enough.backward >= need.backward,
-               "%s: without saved, dk and dv %zu bytes, with them %zu", test_describe(c, GT_BACKWARD), enough.backward,
-               need.backward);
+               "%s: a query without saved, dk and dv answers %zu bytes: must be at least %zu, the answer with them",
+               test_describe(c, GT_BACKWARD), enough.backward, need.backward);
 }
 
 /* Tests the places of G: in dk and dv; without dv, and in fp32 with N = 128, in the workspace. */

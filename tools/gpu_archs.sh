@@ -23,7 +23,7 @@ function add(arch) {
     chosen[arch]
     list = list (list == "" ? "" : " ") arch
 }
-# Machine code runs on GPUs of the same major and of no smaller minor version; 90a on 9.0 alone.
+# Machine code runs on GPUs with the same major version and at least its minor version.  90a runs only on 9.0.
 function best(major, minor,    i, found) {
     for (i = 1; i <= archs; i++) {
         if (int(number[i] / 10) != major || number[i] % 10 > minor) continue
