@@ -121,7 +121,7 @@ static gt_status fall_back(trainer *t, char *program) {
     char *argv[20] = {program};
     int argc = 1;
     if (!t->saved && !*o->resume)
-        return hy_fail(GT_ERROR_VALUE, "fallback: no file was saved from which the run could continue");
+        return hy_fail(GT_ERROR_VALUE, "fallback: no model file was saved, so the run cannot continue");
     char steps[32], seconds[32];
     snprintf(steps, sizeof steps, "%lld", (long long)o->steps);
     snprintf(seconds, sizeof seconds, "%lld", (long long)o->stall_timeout);

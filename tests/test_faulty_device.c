@@ -125,7 +125,7 @@ static void test_fallback(void) {
     /* without a saved file, the program cannot continue */
     remove("g.st");
     CHECK(fails("gemm 1000 for good", RUN "--save g.st --save-every 0 --fallback cpu", "an illegal",
-                "fallback: no file was saved from which the run could continue"));
+                "fallback: no model file was saved, so the run cannot continue"));
     CHECK(says(2, RUN "--fallback cpu", "fallback: cpu has no effect without --save", ""));
     free(whole);
 }
