@@ -109,7 +109,8 @@ spec.loader.exec_module(module)
                                    "To install kernels for this device, put nvcc on the PATH and run \"pip install --force-reinstall --no-cache-dir .\"")
         with unittest.mock.patch.multiple(build, NVCC="13.0", ARCHITECTURES="90a", ARCHITECTURES_WHY="as said"):
             text = c.advice(c.GT_ERROR_ARCH, "gt_ssd_forward: no kernel")
-            self.assertRegex(text, r"^gt_ssd_forward: no kernel: kernels of this installation: for 90a \(as said\), by nvcc 13.0\. .*"
+            self.assertRegex(text, r"^gt_ssd_forward: no kernel: kernels of this installation: for 90a \(as said\), "
+                                   r"by nvcc 13.0\. .*"
                                    "setup-args=-Dgpu_archs=all")
         if c.gt_device_supported(-1) == c.GT_ERROR_NO_CUDA:
             with self.assertRaisesRegex(gt_kernels.UnsupportedError, "^gt_wkv6_forward: kernels of this installation"):

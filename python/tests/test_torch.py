@@ -849,8 +849,8 @@ class Pools(unittest.TestCase):
                     self.call(op, tensors, given, **others)
                 for key, value in pools.items():
                     self.assertTrue(torch.equal(value, before[key]))
-            with self.assertRaisesRegex(UnsupportedError, f"^gt_kernels.torch.{op}: it updates the state in place .* "
-                                                          "or it without slots"):
+            with self.assertRaisesRegex(UnsupportedError, f"^gt_kernels.torch.{op}: this call updates the state in "
+                                                          "place .* or use a call without slots"):
                 self.call(op, make(op, B=1, rows=4), pools, **right)
         tensors, pools = self.make("conv_ssd", "cpu")
         text = r"state has shape \[5, 4, 6, 8\]: must be \[6,H,P,N\]"
