@@ -278,7 +278,7 @@ class Numbers(unittest.TestCase):
     def test_one_state_shared_and_the_other_not(self):
         for op, name in (("conv_ssd", "conv_state"), ("wkv_ssm", "wkv_state")):
             tensors = make(op)
-            with self.assertRaisesRegex(ArgumentError, "both must, or neither"):
+            with self.assertRaisesRegex(ArgumentError, "both must have one, or neither"):
                 call(gt, op, {**tensors, name: tensors[name][0]})
 
     def test_loss_of_one_branch(self):
@@ -830,7 +830,7 @@ class Pools(unittest.TestCase):
             for options, text in (
                     ({"slots": slots}, "cu_seqlens is None"),
                     ({"cu_seqlens": two, "starts_zero": slots}, "starts_zero is given without slots"),
-                    ({**right, "final_state": True}, "final_state = True: with slots"),
+                    ({**right, "final_state": True}, "final_state = True: must be False with slots"),
                     ({**right, "slots": slots.float()}, "slots has dtype torch.float32: must be int32 or int64"),
                     ({**right, "slots": slots[:1]}, r"slots has shape \[1\]: must have 2 elements"),
                     ({**right, "starts_zero": two}, r"starts_zero has shape \[3\]: must have 2 elements"),
