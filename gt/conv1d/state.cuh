@@ -72,8 +72,7 @@ state_kernel(const GT_GRID_CONSTANT StateParams p) {
         const int64_t column = pool.slots ? in.pool_stride.h : 1;
         GT_UNROLL
         for (int i = 0; i < HALO; i++)
-            if (i >= HALO - J)
-                store_as(p.state_out, in.state_dtype, first + (i - (HALO - J)) * column, e[i]);
+            if (i >= HALO - J) store_as(p.state_out, in.state_dtype, first + (i - (HALO - J)) * column, e[i]);
     }
 }
 
