@@ -66,11 +66,13 @@ typedef struct hy_config {
     hy_fuse fuse;
     float dropout; /* share of the outputs of embedding, branches and FFN that training sets to 0; 0: no dropout */
     int average;   /* 1: keep a moving average of the weights, see hy_model_average */
+    int int8;      /* 1: has room for the weights of hy_model_quantise.  Needs inference, and at most HY_INT8_SAMPLES */
     int recompute; /* 1: forward keeps only each layer's input, and backward runs the layer again.  Same results */
 } hy_config;
 
 enum { HY_MAX_LAYERS = 128 };
 enum { HY_NO_FFN = -1 };
+enum { HY_INT8_SAMPLES = 64 }; /* most samples that decode with int8 weights: the rows of gt_rmsnorm_linear_step */
 
 /* Fills in the defaults and checks every field. */
 gt_status hy_config_resolve(hy_config *config);
@@ -258,6 +260,14 @@ gt_status hy_model_reset(hy_model *model);
 /* Appends n >= 1 tokens to each sequence, and gives the logits after the last of them.  tokens is [samples, n],
  * logits is [samples, vocab].  For n = 1 a backend may record the work and replay it for later tokens. */
 gt_status hy_model_feed(hy_model *model, const int32_t *tokens, int n, double *logits);
+
+/* Rounds the large matrices to int8, with one fp32 scale for each row, as gt_quantize_int8 defines it.  From then on a
+ * decoding step of one token reads these int8 weights.  All other passes, prompts included, read the same rounded
+ * weights in the dtype of activations.  The embedding is rounded, too, if the head is tied to it.  The low-rank
+ * projections keep their weights: those of the token shift and of the decay, and those to B, C and dt in Mamba-1.
+ *
+ * The model needs config.int8.  A model whose weights are written later decodes with these until the next call. */
+gt_status hy_model_quantise(hy_model *model);
 
 /* The smallest number of bytes that one decoding step of all sequences can move.  The step reads each weight once,
  * and reads and writes each state once. */

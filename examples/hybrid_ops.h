@@ -287,7 +287,7 @@ typedef struct hy_limits {
 /* The operators of gt_kernels.h that models use.  Every other list of these operators expands this macro.
  *
  * STEPS(op) stands for an operator that also has a step for new tokens.
- * PRODUCT(op) stands for an operator with a matrix product, which the CPU backend computes itself.
+ * PRODUCT(op) stands for an operator with a step and with a matrix product, which the CPU backend computes itself.
  * ROWS(op) stands for every other operator. */
 #define HY_OPERATORS(STEPS, ROWS, PRODUCT)                                                                             \
     STEPS(wkv6)                                                                                                        \
@@ -367,7 +367,7 @@ struct hy_backend {
     HY_FIELD(op, forward)                                                                                              \
     HY_FIELD(op, backward)
 #define HY_FIELDS_AND_STEP(op) HY_FIELDS(op) HY_FIELD(op, step)
-    HY_OPERATORS(HY_FIELDS_AND_STEP, HY_FIELDS, HY_FIELDS)
+    HY_OPERATORS(HY_FIELDS_AND_STEP, HY_FIELDS, HY_FIELDS_AND_STEP)
 #undef HY_FIELDS_AND_STEP
 #undef HY_FIELDS
 #undef HY_FIELD
