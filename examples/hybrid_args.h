@@ -83,16 +83,13 @@ static inline linear ffn_down_of(const hy_model *m, int l, void *y) {
                     .x = m->acts[l].act, .y = y};
 }
 
-/* The i-th projection of k in a step, from int8 weights.  The operator always normalises its rows, but no norm precedes
- * these projections.  With eps = 2^100 the mean square of a row vanishes beside eps, so the norm only divides the row by
- * 2^50.  The plain_gamma of 2^50 undoes this division. */
-static const float plain_eps = 0x1p100f, plain_gain = 0x1p50f;
+/* The i-th projection of k in a step, from int8 weights.  No norm precedes these projections. */
 static inline gt_rmsnorm_linear_args int8_linear_of(const hy_model *m, const pass *p, const linear *k, int64_t i) {
     return (gt_rmsnorm_linear_args){.M = p->M, .D = k->inputs, .O = k->outputs, .dtype = m->be->dtype,
-                                    .eps = plain_eps, .x = act_at(m, (void *)k->x, i * k->x_step),
+                                    .eps = HY_PLAIN_EPS, .x = act_at(m, (void *)k->x, i * k->x_step),
                                     .gamma = m->plain_gamma, .y = act_at(m, k->y, i * k->y_step),
                                     .x_stride = k->x_row, .y_stride = k->y_row,
-                                    .weight_int8 = int8_of(m, k->weight) + i * k->outputs * k->inputs,
+                                    .weight_int8 = int8_of(m, k->weight, i * k->outputs * k->inputs),
                                     .weight_scale = fp32_at(m, scale_of(m, k->weight), i * k->outputs)};
 }
 
@@ -322,7 +319,7 @@ static inline gt_rmsnorm_linear_args up_of(const hy_model *m, int l, const pass 
                                     .saved_bytes = p->keep_saved ? m->up_saved_bytes : 0,
                                     .workspace = m->workspace,
                                     .workspace_bytes = m->workspace_bytes,
-                                    .weight_int8 = int8_of(m, m->layer[l].up),
+                                    .weight_int8 = int8_of(m, m->layer[l].up, 0),
                                     .weight_scale = scale_of(m, m->layer[l].up)};
 }
 
@@ -358,7 +355,7 @@ static inline gt_rmsnorm_linear_args head_of(const hy_model *m, const pass *p) {
                                     .saved_bytes = p->keep_saved ? m->logits_saved_bytes : 0,
                                     .workspace = m->workspace,
                                     .workspace_bytes = m->workspace_bytes,
-                                    .weight_int8 = int8_of(m, m->head), .weight_scale = scale_of(m, m->head)};
+                                    .weight_int8 = int8_of(m, m->head, 0), .weight_scale = scale_of(m, m->head)};
 }
 
 /* The output head for the last token of each sequence only. */

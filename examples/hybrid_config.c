@@ -735,7 +735,7 @@ static const struct {
     {"generate",
      " table separator end-symbol tokens model batch seq seed device dtype synchronize generate sample prompt "
      "temperature top-k top-p repetition-penalty stop prompt-file weights" SIZES},
-    {"weights int8", " data val held-out shuffle split seq final-eval-tokens "}, /* --generate reads these, too */
+    {"weights int8", " data val held-out shuffle split final-eval-tokens "}, /* --generate reads these, too */
     {"check", " data separator end-symbol tokens vocab split model batch seq seed stateful recompute fuse device dtype "
               "synchronize check" SIZES},
     {"bench",

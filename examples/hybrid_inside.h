@@ -148,7 +148,7 @@ struct hy_model {
     void *copies;                  /* [param_total] 16-bit weights; fp32: none */
     int8_t *int8;                  /* [int8_total] with config.int8, as the two arrays below */
     float *scales;                 /* [scale_total] */
-    float *plain_gamma;            /* [plain_total], see int8_linear_of */
+    float *plain_gamma;            /* [plain_total] HY_PLAIN_GAMMA */
     hy_segments segments;
     float *control, *norms, *total;   /* [HY_CONTROLS] [HY_GROUPS+1] [3] */
     double *partial;                  /* [param_count] */
@@ -245,9 +245,11 @@ static inline void *weight_of(const hy_model *m, int param) {
     return act_at(m, m->copies, m->params[param].shown.offset);
 }
 
-/* The int8 weights of a parameter and their scales; NULL if it has none. */
-static inline const int8_t *int8_of(const hy_model *m, int param) {
-    return m->params[param].int8_at < 0 ? NULL : m->int8 + m->params[param].int8_at;
+/* Bytes of an int8 weight.  The twins in double, which only tests run, read int8 weights as doubles, too. */
+static inline int64_t int8_bytes(const hy_model *m) { return m->be->fp32_bytes == 4 ? 1 : (int64_t)m->be->fp32_bytes; }
+/* The address of int8 weight i of a parameter, and its scales; NULL if it has none. */
+static inline int8_t *int8_of(const hy_model *m, int param, int64_t i) {
+    return m->params[param].int8_at < 0 ? NULL : m->int8 + (m->params[param].int8_at + i) * int8_bytes(m);
 }
 static inline float *scale_of(const hy_model *m, int param) {
     return m->params[param].scale_at < 0 ? NULL : fp32_at(m, m->scales, m->params[param].scale_at);

@@ -124,8 +124,9 @@ gt_status hy_round_weights(trainer *t) {
     if (status != GT_OK) return status;
     const int is_table = t->text.table.start != NULL, is_bytes = is_table || before.bytes > 0;
     const double bits = (is_table ? (double)before.tokens / (double)before.bytes : 1) / log(2);
-    fprintf(stderr, "int8 weights: %.4f bits per %s, before %.4f; %s held-out tokens\n", after.mean * bits,
-            is_bytes ? "byte" : "token", before.mean * bits, hy_grouped(before.tokens).text);
+    fprintf(stderr, "int8: %.4f bits per %s (%+.5f), before %.4f; %s held-out tokens\n", after.mean * bits,
+            is_bytes ? "byte" : "token", (after.mean - before.mean) * bits, before.mean * bits,
+            hy_grouped(before.tokens).text);
     return GT_OK;
 }
 

@@ -509,7 +509,7 @@ double hy_model_token_bytes(const hy_model *m) {
         /* If the head has its own weight, a step reads only the rows of its tokens from the embedding. */
         const int is_rows = i == m->embedding && (m->config.untied || is_int8);
         const int64_t count = is_rows ? m->config.samples * m->C : p->count;
-        if (is_int8) bytes += (double)p->count + (double)(matrix_rows(m, i) * (int64_t)m->be->fp32_bytes);
+        if (is_int8) bytes += (double)(p->count + matrix_rows(m, i) * (int64_t)m->be->fp32_bytes);
         /* Parameters with weight decay are the projections, which a step reads in the dtype of activations. */
         if (!is_int8 || is_rows) bytes += (double)count * (double)(p->decay ? act_bytes(m) : m->be->fp32_bytes);
     }

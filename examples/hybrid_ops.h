@@ -44,6 +44,13 @@ typedef struct hy_gemm_args {
     int64_t a_step, b_step, c_step; /* elements from one product's array to the next product's */
 } hy_gemm_args;
 
+/* ---- rmsnorm_linear without its norm ----------------------------------------------------------
+ * gt_rmsnorm_linear_step always normalises the rows of x, but most projections follow no norm.  With this eps the mean
+ * square of a row vanishes beside eps, so RMSNorm only divides the row by 2^50.  gamma = 2^50 in every column undoes
+ * this division.  The root mean square of a row must be below 2^37. */
+#define HY_PLAIN_EPS 0x1p100f
+#define HY_PLAIN_GAMMA 0x1p50f
+
 /* ---- embedding --------------------------------------------------------------------------------
  *     y[m] = table[token[m]]                    dtable[v] += sum over m with token[m] = v of dy[m]
  * The operator does not check its tokens: the caller must ensure 0 <= token < V. */

@@ -1,5 +1,5 @@
 /* Configurations, the list of parameters with their initial values, and the contents of a model file. */
-#include "hybrid_args.h"
+#include "hybrid_inside.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -370,7 +370,8 @@ gt_status hy_model_write(hy_model *m, int i, const double *numbers) {
     return hy_params_round(m);
 }
 
-/* Rounds parameter i to int8.  `numbers` and `values` have room for the parameter and its scales, q for the parameter. */
+/* Rounds parameter i to int8.  `numbers` and `values` have room for the parameter and its scales, q for the parameter
+ * alone. */
 static gt_status quantise(hy_model *m, int i, double *numbers, float *values, int8_t *q) {
     const hy_param *p = &m->params[i].shown;
     const int64_t rows = matrix_rows(m, i), inputs = p->count / rows;
@@ -384,7 +385,9 @@ static gt_status quantise(hy_model *m, int i, double *numbers, float *values, in
     for (int64_t k = 0; k < p->count; k++) numbers[k] = scales[k / inputs] * q[k];
     TRY(m->be->write(m->be, value_of(m, i), GT_F32, numbers, p->count));
     TRY(m->be->write(m->be, scale_of(m, i), GT_F32, scales, rows));
-    return m->be->upload(m->be, m->int8 + m->params[i].int8_at, q, (size_t)p->count);
+    if (int8_bytes(m) == 1) return m->be->upload(m->be, int8_of(m, i, 0), q, (size_t)p->count);
+    for (int64_t k = 0; k < p->count; k++) numbers[k] = q[k];
+    return m->be->write(m->be, int8_of(m, i, 0), GT_F32, numbers, p->count);
 }
 
 gt_status hy_model_quantise(hy_model *m) {
@@ -400,7 +403,7 @@ gt_status hy_model_quantise(hy_model *m) {
                            : hy_fail(GT_ERROR_MEMORY, "no memory to round %lld weights to int8", (long long)most);
     for (int i = 0; i < m->param_count && status == GT_OK; i++)
         if (m->params[i].int8_at >= 0) status = quantise(m, i, numbers, values, q);
-    for (int64_t i = 0; i < m->plain_total && status == GT_OK; i++) numbers[i] = plain_gain;
+    for (int64_t i = 0; i < m->plain_total && status == GT_OK; i++) numbers[i] = HY_PLAIN_GAMMA;
     if (status == GT_OK) status = m->be->write(m->be, m->plain_gamma, GT_F32, numbers, m->plain_total);
     free(numbers);
     free(values);
