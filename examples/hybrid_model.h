@@ -101,7 +101,7 @@ typedef struct hy_param {
 typedef struct hy_plan {
     int64_t parameters, non_embedding; /* number of parameters in all, and without embedding and head */
     int64_t group[HY_GROUPS];          /* number of parameters in each group */
-    size_t weights;                    /* fp32 parameters and, with 16-bit activations, their copies */
+    size_t weights;                    /* fp32 parameters, their 16-bit copies and int8 weights, if there are any */
     size_t gradients, optimizer;
     size_t activations; /* kept for backward */
     size_t backward;    /* gradients of activations; all layers share them */
@@ -266,7 +266,8 @@ gt_status hy_model_feed(hy_model *model, const int32_t *tokens, int n, double *l
  * weights in the dtype of activations.  The embedding is rounded, too, if the head is tied to it.  The low-rank
  * projections keep their weights: those of the token shift and of the decay, and those to B, C and dt in Mamba-1.
  *
- * The model needs config.int8.  A model whose weights are written later decodes with these until the next call. */
+ * The model needs config.int8.  A model whose weights are written later decodes with these until the next call.  A
+ * failed call may have rounded some of the weights. */
 gt_status hy_model_quantise(hy_model *model);
 
 /* The smallest number of bytes that one decoding step of all sequences can move.  The step reads each weight once,
