@@ -786,7 +786,8 @@ gt_status hy_options_fit(const hy_options *o, const char *mode) {
     if (o->bench.count && o->bench_batch.count && hy_options_given(o, "batch"))
         return hy_fail(GT_ERROR_VALUE, "batch: has no effect with --bench-batch; leave it out");
     if (o->bench.count && !o->bench_generate && hy_options_given(o, "weights"))
-        return hy_fail(GT_ERROR_VALUE, "weights: has no effect with --bench unless --bench-generate is given; leave it out");
+        return hy_fail(GT_ERROR_VALUE,
+                       "weights: has no effect with --bench unless --bench-generate is given; leave it out");
     for (int i = 0; o->bench.count && !o->bench_steps && i < 3; i++) {
         static const char *const of_steps[] = {"lr", "weight-decay", "clip"};
         if (hy_options_given(o, of_steps[i]))
