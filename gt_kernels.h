@@ -57,8 +57,8 @@
  *   dtype       type of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt) may be fp32
  *               beside 16-bit activations.  States, all parameters except a projection weight, and all parameter
  *               gradients are fp32.  But a step also takes 16-bit states and parameters (state_dtype,
- *               parameter_dtype), and some steps take states of int8.  Forward of wkv6, ssd and selective_scan takes
- *               16-bit states.  Kernels accumulate sums in fp32.
+ *               parameter_dtype), and some steps take states of int8.  Forward of wkv6, ssd, selective_scan and conv1d
+ *               takes 16-bit states.  Kernels accumulate sums in fp32.
  *   Layout      packed by default, in the order of the brackets, last index fastest: [B,T,H,N].  A gt_stride, in
  *               elements, describes any other layout, such as [B,H,T,N] or a slice of a wider projection.  Pointers and
  *               rows must be aligned to their element; calls are faster if they are aligned to 16 bytes.
@@ -731,7 +731,7 @@ typedef struct gt_conv1d_args {
     int64_t W;                /* 2, 3 or 4 */
     gt_dtype dtype;           /* x y dy dx */
     gt_dtype weight_dtype;    /* of weight, bias in step: 0 = GT_F32, or any.  Elsewhere fp32, like their gradients */
-    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any but GT_INT8; fp32 elsewhere */
+    gt_dtype state_dtype;     /* of states in forward and step: 0 = GT_F32, or any but GT_INT8, rounded to nearest */
     int64_t state_columns;    /* S, step only: number of inputs that a state holds, at least W-1; 0 = W-1 */
     gt_activation activation; /* applied to the sum */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,W-1] */

@@ -83,6 +83,15 @@ static inline linear ffn_down_of(const hy_model *m, int l, void *y) {
                     .x = m->acts[l].act, .y = y};
 }
 
+/* The i-th projection of k in a step, from int8 weights.  No norm precedes these projections. */
+static inline gt_rmsnorm_linear_args int8_linear_of(const hy_model *m, const pass *p, const linear *k, int64_t i) {
+    return (gt_rmsnorm_linear_args){.M = p->M, .D = k->inputs, .O = k->outputs, .dtype = m->be->dtype,
+                                    .eps = HY_PLAIN_EPS, .x = act_at(m, (void *)k->x, i * k->x_step),
+                                    .gamma = m->plain_gamma, .y = act_at(m, k->y, i * k->y_step),
+                                    .x_stride = k->x_row, .y_stride = k->y_row,
+                                    .weight_int8 = int8_of(m, k->weight, i * k->outputs * k->inputs),
+                                    .weight_scale = fp32_at(m, scale_of(m, k->weight), i * k->outputs)};
+}
 
 static inline gt_norm_gate_args norm_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
@@ -309,7 +318,9 @@ static inline gt_rmsnorm_linear_args up_of(const hy_model *m, int l, const pass 
                                     .saved = p->keep_saved ? a->up_saved : NULL,
                                     .saved_bytes = p->keep_saved ? m->up_saved_bytes : 0,
                                     .workspace = m->workspace,
-                                    .workspace_bytes = m->workspace_bytes};
+                                    .workspace_bytes = m->workspace_bytes,
+                                    .weight_int8 = int8_of(m, m->layer[l].up, 0),
+                                    .weight_scale = scale_of(m, m->layer[l].up)};
 }
 
 static inline hy_map_args gelu_of(const hy_model *m, int l, const pass *p) {
@@ -343,7 +354,8 @@ static inline gt_rmsnorm_linear_args head_of(const hy_model *m, const pass *p) {
                                     .saved = p->keep_saved ? m->logits_saved : NULL,
                                     .saved_bytes = p->keep_saved ? m->logits_saved_bytes : 0,
                                     .workspace = m->workspace,
-                                    .workspace_bytes = m->workspace_bytes};
+                                    .workspace_bytes = m->workspace_bytes,
+                                    .weight_int8 = int8_of(m, m->head, 0), .weight_scale = scale_of(m, m->head)};
 }
 
 /* The output head for the last token of each sequence only. */

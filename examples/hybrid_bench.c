@@ -69,7 +69,8 @@ typedef struct timed_pass {
     gt_status (*run)(subject *s);
 } timed_pass;
 
-static const timed_pass inference = {"inf", run_infer}, generation = {"generate", run_generate};
+static const timed_pass inference = {"inf", run_infer};
+static const timed_pass generation = {"generate", run_generate}, int8_generation = {"generate-int8", run_generate};
 static const timed_pass training[] = {{"fwd", run_loss}, {"fwd+bwd", run_gradient}, {"step", run_step}};
 
 /* start_timing and stop_timing measure the time of the calls between them; stop_timing waits for these calls.  They
@@ -140,7 +141,7 @@ static gt_status peak_mib(const subject *s, double *mib) {
 static gt_status print_row(const hy_bench *b, const subject *s, const char *pass, timing t, further more) {
     static const char *const dtypes[] = {"f32", "f32", "bf16", "f16"};
     const hy_options *o = &b->options;
-    const int64_t tokens_of_run = pass == generation.name ? o->batch : o->batch * o->seq;
+    const int64_t tokens_of_run = o->bench_generate ? o->batch : o->batch * o->seq;
     const double tokens = (double)tokens_of_run, parameters = (double)s->plan.parameters;
     double mib;
     TRY(peak_mib(s, &mib));
@@ -286,16 +287,18 @@ static gt_status bench_generation(hy_bench *b, subject *s) {
     hy_config config = *b->config;
     further more = nothing;
     timing t;
-    config.inference = 1, config.samples = (int)b->options.batch;
+    const timed_pass *pass = hy_options_int8(&b->options) ? &int8_generation : &generation;
+    config.inference = 1, config.samples = (int)b->options.batch, config.int8 = pass == &int8_generation;
     s->bench = b, s->backend = b->backend;
     b->options.seq = 1; /* a step processes one token per sample */
     gt_status status = b->create(b, &config, &s->model, &s->plan);
     b->options.seq = seq;
     if (status != GT_OK) return status;
-    TRY(time_pass(s, &generation, warm_up_of(b), b->options.bench_runs, &t));
+    if (config.int8) TRY(hy_model_quantise(s->model));
+    TRY(time_pass(s, pass, warm_up_of(b), b->options.bench_runs, &t));
     t.mean /= (double)seq, t.deviation /= (double)seq;
     more.floor_ms = 1e3 * hy_model_token_bytes(s->model) / b->copy_speed;
-    return print_row(b, s, generation.name, t, more);
+    return print_row(b, s, pass->name, t, more);
 }
 
 static gt_status bench_part(hy_bench *b, gt_status (*part)(hy_bench *, subject *)) {

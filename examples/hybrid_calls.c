@@ -73,7 +73,7 @@ static double bytes_cross_entropy(const hy_cross_entropy_args *a, int backward) 
 #define GT_OP_AND_STEP(op) GT_OP(op) GT_PASS(op, step, GT_STEP)
 #define OWN(op) F(op##_forward, hy_##op##_args, bytes_##op(a, 0)) F(op##_backward, hy_##op##_args, bytes_##op(a, 1))
 #define OPERATORS                                                                                                      \
-    HY_OPERATORS(GT_OP_AND_STEP, GT_OP, GT_OP)                                                                         \
+    HY_OPERATORS(GT_OP_AND_STEP, GT_OP, GT_OP_AND_STEP)                                                                \
     F(gemm, hy_gemm_args, bytes_gemm(a))                                                                               \
     OWN(embedding)                                                                                                     \
     OWN(lerp)                                                                                                          \

@@ -44,6 +44,7 @@ static const char *const automatic[] = {"auto", NULL};
 static const char *const none[] = {"none", NULL};
 static const char *const schedules[] = {"cosine", "constant", "wsd", NULL};
 static const char *const splits[] = {"tail", "tracks", NULL};
+static const char *const weight_kinds[] = {"model", "int8", NULL};
 static const char *const answers[] = {"yes", "no", "true", "false", "on", "off", "1", "0", NULL};
 static const row rows[] = {
     {"Data", .kind = SECTION},
@@ -153,6 +154,9 @@ static const row rows[] = {
     {"generate", PATH, AT(generate), "FILE", "",
      .help = "no training: print --sample bytes of text from FILE's model, after --prompt; --batch N prints N samples, "
              "with the seeds --seed, --seed + 1 and so on"},
+    {"weights", CHOICE, AT(weights), "KIND", "model", NULL, 0, 0, 0, weight_kinds,
+     "of --generate and --bench-generate: model keeps the weights as they are; int8 rounds the large matrices to int8, "
+     "and --generate then prints the cost in bits per byte of held-out text"},
 
     {"Device", .kind = SECTION},
     {"device", CHOICE, AT(device), "NAME", "auto", NULL, 0, 0, 0, devices,
@@ -257,6 +261,7 @@ static const struct {
               {"list-models", "the models and their sizes"},
               {"help-all", "all options"}};
 enum { ROWS = sizeof rows / sizeof rows[0] };
+enum { COST_TOKENS = 1 << 16 };    /* most held-out tokens on which --generate measures the cost of int8 weights */
 enum { BY_USER = 1, BY_FILE = 2 }; /* source of an option: the user (command line, config file), or a model file */
 _Static_assert(sizeof rows / sizeof rows[0] <= HY_OPTIONS_MAX, "hy_options.given is too short");
 
@@ -647,6 +652,7 @@ gt_status hy_options_default(hy_options *o, int cuda) {
     }
     if (o->bench.count && !given(o, AT(batch))) o->batch = 8;
     if (*o->generate && !hy_options_given(o, "batch")) o->batch = 1; /* the batch in the model file is for training */
+    if (*o->generate && !hy_options_given(o, "final-eval-tokens")) o->final_eval_tokens = COST_TOKENS;
     if (!given(o, AT(min_lr))) o->min_lr = o->lr / 10;
     if (!given(o, AT(warmup))) o->warmup = o->steps / 20;
     if (!given(o, AT(decay_steps))) o->decay_steps = o->steps < 5 ? 1 : o->steps / 5;
@@ -737,11 +743,13 @@ static const struct {
              "synchronize eval final-eval-tokens score" SIZES},
     {"generate",
      " table separator end-symbol tokens model batch seq seed device dtype synchronize generate sample prompt "
-     "temperature top-k top-p repetition-penalty stop prompt-file" SIZES},
+     "temperature top-k top-p repetition-penalty stop prompt-file weights" SIZES},
+    {"weights int8", " data val held-out shuffle split final-eval-tokens "}, /* --generate reads these, too */
     {"check", " data separator end-symbol tokens vocab split model batch seq seed stateful recompute fuse device dtype "
               "synchronize check" SIZES},
-    {"bench", " data separator end-symbol tokens vocab split model batch lr weight-decay clip seed stateful recompute "
-              "fuse device dtype synchronize bench bench-batch bench-runs bench-steps bench-cpu bench-generate" SIZES},
+    {"bench",
+     " data separator end-symbol tokens vocab split model batch lr weight-decay clip seed stateful recompute "
+     "fuse device dtype synchronize bench bench-batch bench-runs bench-steps bench-cpu bench-generate weights" SIZES},
     {"list-models", " data separator end-symbol tokens vocab list-models "},
     {"plan", " data separator end-symbol tokens vocab model seq stateful recompute fuse device nccl dtype plan" SIZES},
     {"profile", " data separator end-symbol tokens vocab end-token split model batch seq seed stateful recompute fuse "
@@ -753,13 +761,20 @@ static int reads(const char *mode, const char *option) {
     snprintf(word, sizeof word, " %s ", option);
     for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
         if (!strcmp(uses[i].mode, mode)) return strstr(uses[i].reads, word) != NULL;
-    return strncmp(option, "bench-", 6) != 0 && strcmp(option, "prompt-file") != 0 && strcmp(option, "score") != 0;
+    return strncmp(option, "bench-", 6) != 0 && strcmp(option, "prompt-file") != 0 && strcmp(option, "score") != 0 &&
+           strcmp(option, "weights") != 0;
 }
+
+int hy_options_int8(const hy_options *o) { return !strcmp(o->weights, "int8"); }
 
 gt_status hy_options_fit(const hy_options *o, const char *mode) {
     for (int i = 0; i < ROWS; i++) {
         if (!o->given[i] || reads(mode, rows[i].name)) continue;
         const int is_of_bench = !strncmp(rows[i].name, "bench-", 6), is_of_eval = !strcmp(rows[i].name, "score");
+        const int is_of_int8 = !strcmp(mode, "generate") && reads("weights int8", rows[i].name);
+        if (is_of_int8 && hy_options_int8(o)) continue;
+        if (is_of_int8)
+            return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --generate without --weights int8", rows[i].name);
         if (!strcmp(mode, "train"))
             return hy_fail(GT_ERROR_VALUE, "%s: has no effect without --%s", rows[i].name,
                            is_of_bench  ? "bench"
@@ -770,6 +785,8 @@ gt_status hy_options_fit(const hy_options *o, const char *mode) {
     }
     if (o->bench.count && o->bench_batch.count && hy_options_given(o, "batch"))
         return hy_fail(GT_ERROR_VALUE, "batch: has no effect with --bench-batch; leave it out");
+    if (o->bench.count && !o->bench_generate && hy_options_given(o, "weights"))
+        return hy_fail(GT_ERROR_VALUE, "weights: has no effect with --bench unless --bench-generate is given; leave it out");
     for (int i = 0; o->bench.count && !o->bench_steps && i < 3; i++) {
         static const char *const of_steps[] = {"lr", "weight-decay", "clip"};
         if (hy_options_given(o, of_steps[i]))
@@ -795,6 +812,19 @@ static gt_status refuse(const hy_options *o, const char *const *names, const cha
 static int is_word_of(const char *word, const char *const *words) {
     while (**words && strcmp(word, *words)) words++;
     return **words != 0;
+}
+
+/* Fails if more samples decode at once than int8 weights serve. */
+static gt_status check_samples(const hy_options *o) {
+    const int has_list = o->bench.count && o->bench_batch.count;
+    for (int i = 0; i < (has_list ? o->bench_batch.count : 1) && hy_options_int8(o); i++) {
+        const int64_t samples = has_list ? o->bench_batch.of[i] : o->batch;
+        if (samples > HY_INT8_SAMPLES)
+            return hy_fail(GT_ERROR_VALUE,
+                           "%s: %lld samples at once are too many for --weights int8; the nearest is %d",
+                           has_list ? "bench-batch" : "batch", (long long)samples, HY_INT8_SAMPLES);
+    }
+    return GT_OK;
 }
 
 gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
@@ -837,6 +867,7 @@ gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
         status = hy_fail(GT_ERROR_VALUE, "keep-best: has no effect with --eval-every 0; leave it out");
     if (status == GT_OK && *o->val) status = refuse(o, of_tails, "--val");
     if (status == GT_OK && o->bench_generate) status = refuse(o, of_passes, "--bench-generate");
+    if (status == GT_OK) status = check_samples(o);
     if (status != GT_OK || reads_documents) return status;
     snprintf(why, sizeof why, "--%s unless --end-symbol%s is given", mode, o->profile ? " or --stateful" : "");
     if (!o->end_symbol) status = refuse(o, of_texts, why);

@@ -49,6 +49,7 @@ typedef struct hy_options {
     char save[HY_TEXT_MAX]; /* save, resume, init, eval, score: "" = off */
     char resume[HY_TEXT_MAX], init[HY_TEXT_MAX];
     char eval[HY_TEXT_MAX], score[HY_TEXT_MAX], generate[HY_TEXT_MAX];
+    char weights[HY_TEXT_MAX]; /* "model" or "int8", for generate and bench_generate */
     int64_t save_every;
     int64_t eval_every, eval_tokens, final_eval_tokens, log_every;
     char csv[HY_TEXT_MAX];
@@ -97,6 +98,8 @@ gt_status hy_options_fit(const hy_options *options, const char *mode);
 /* Fails if the user gave an option that has no effect because of the values of other options.  Call it after all
  * options have their values. */
 gt_status hy_options_fit_together(const hy_options *options, const char *mode);
+/* Returns whether decoding reads int8 weights. */
+int hy_options_int8(const hy_options *options);
 /* Returns whether the user gave this option, on the command line or in a config file. */
 int hy_options_given(const hy_options *options, const char *name);
 

@@ -122,6 +122,7 @@ struct param_info {
     param_init *init;
     double a, b; /* arguments of init */
     int layer;
+    int64_t int8_at, scale_at; /* where its int8 weights and their scales begin; -1: it has none */
 };
 
 struct hy_model {
@@ -137,6 +138,7 @@ struct hy_model {
     param_info *params;
     int param_count;
     int64_t param_total;
+    int64_t int8_total, scale_total, plain_total;
     int embedding, final_norm, head; /* head [V,C]; the same index as embedding unless config.untied */
     layer_params layer[HY_MAX_LAYERS];
 
@@ -144,6 +146,9 @@ struct hy_model {
     float *values, *grads, *m, *v; /* [param_total] */
     float *average;                /* [param_total], with config.average */
     void *copies;                  /* [param_total] 16-bit weights; fp32: none */
+    int8_t *int8;                  /* [int8_total] with config.int8, as the two arrays below */
+    float *scales;                 /* [scale_total] */
+    float *plain_gamma;            /* [plain_total] HY_PLAIN_GAMMA */
     hy_segments segments;
     float *control, *norms, *total;   /* [HY_CONTROLS] [HY_GROUPS+1] [3] */
     double *partial;                  /* [param_count] */
@@ -170,6 +175,7 @@ struct hy_model {
     int64_t steps;
     int judged;                                   /* 1: hy_model_result has been called for the last step */
     enum { UNTOUCHED, TOUCHED, UNKNOWN } weights; /* whether the last step has changed the weights */
+    int has_int8;                                 /* 1: `int8` and `scales` have the current weights */
 };
 
 static inline int has_rwkv(const hy_model *m) { return m->config.mix != HY_MIX_MAMBA; }
@@ -239,6 +245,25 @@ static inline void *weight_of(const hy_model *m, int param) {
     return act_at(m, m->copies, m->params[param].shown.offset);
 }
 
+/* Bytes of an int8 weight.  The twins in double, which only tests run, read int8 weights as doubles, too. */
+static inline int64_t int8_bytes(const hy_model *m) { return m->be->fp32_bytes == 4 ? 1 : (int64_t)m->be->fp32_bytes; }
+/* The address of int8 weight i of a parameter, and its scales; NULL if it has none. */
+static inline int8_t *int8_of(const hy_model *m, int param, int64_t i) {
+    return m->params[param].int8_at < 0 ? NULL : m->int8 + (m->params[param].int8_at + i) * int8_bytes(m);
+}
+static inline float *scale_of(const hy_model *m, int param) {
+    return m->params[param].scale_at < 0 ? NULL : fp32_at(m, m->scales, m->params[param].scale_at);
+}
+/* The number of rows of a matrix, and of its scales.  A parameter of several matrices has the rows of all. */
+static inline int64_t matrix_rows(const hy_model *m, int param) {
+    const hy_param *p = &m->params[param].shown;
+    return p->count / p->shape[p->rank - 1];
+}
+/* Returns whether the pass p reads the int8 weights of a parameter. */
+static inline int takes_int8(const hy_model *m, const pass *p, int param) {
+    return p->step && m->has_int8 && m->params[param].int8_at >= 0;
+}
+
 /* The state of layer l in the set s; NULL if s is NULL. */
 static inline float *wkv_state(const hy_model *m, const state_set *s, int l) {
     return s ? fp32_at(m, s->wkv, l * s->B * wkv_numbers(m)) : NULL;
@@ -272,7 +297,8 @@ static inline pass decoding_pass(const hy_model *m, int64_t T) {
 
 /* ---- functions between the files ------------------------------------------------------- */
 
-/* hybrid_params.c.  hy_params_round writes the 16-bit copies of the fp32 parameters, which the projections read. */
+/* hybrid_params.c.  hy_params_round writes the 16-bit copies of the fp32 parameters, which the projections read.  It
+ * also notes that the int8 weights are out of date. */
 void hy_params_add(hy_model *m);
 gt_status hy_params_init(hy_model *m);
 gt_status hy_params_round(hy_model *m);

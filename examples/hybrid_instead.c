@@ -3,6 +3,7 @@
 #include "hybrid_check.h"
 #include "hybrid_profile.h"
 #include "hybrid_trainer.h"
+#include <math.h>
 #include <string.h>
 
 /* ---- instead of training --------------------------------------------------------------------- */
@@ -112,6 +113,22 @@ gt_status hy_profile_step(trainer *t) {
 }
 
 /* ---- a saved model --------------------------------------------------------------------------- */
+
+/* Prints to standard error, because standard output may hold nothing but the text. */
+gt_status hy_round_weights(trainer *t) {
+    const int64_t tokens = t->options.final_eval_tokens;
+    hy_loss before, after;
+    gt_status status = hy_evaluate_first(t, tokens, &before);
+    if (status == GT_OK) status = hy_model_quantise(t->model);
+    if (status == GT_OK) status = hy_evaluate_first(t, tokens, &after);
+    if (status != GT_OK) return status;
+    const int is_table = t->text.table.start != NULL, is_bytes = is_table || before.bytes > 0;
+    const double bits = (is_table ? (double)before.tokens / (double)before.bytes : 1) / log(2);
+    fprintf(stderr, "int8: %.4f bits per %s (%+.5f), before %.4f; %s held-out tokens\n", after.mean * bits,
+            is_bytes ? "byte" : "token", (after.mean - before.mean) * bits, before.mean * bits,
+            hy_grouped(before.tokens).text);
+    return GT_OK;
+}
 
 gt_status hy_print_held_out(trainer *t) {
     const hy_config *c = hy_model_config(t->model);

@@ -3,9 +3,19 @@
 
 /* ---- forward ------------------------------------------------------------------------------- */
 
-/* Computes y = x weight^T + beta y. */
+/* Computes y = x weight^T from int8 weights. */
+static gt_status int8_forward(const hy_model *m, const pass *p, const linear *k) {
+    for (int64_t i = 0; i < (k->count ? k->count : 1); i++) {
+        gt_rmsnorm_linear_args step = int8_linear_of(m, p, k, i);
+        TRY(m->be->rmsnorm_linear_step(m->be, &step));
+    }
+    return GT_OK;
+}
+
+/* Computes y = x weight^T + beta y.  From int8 weights beta must be 0. */
 /* clang-format off */
 static gt_status linear_forward(const hy_model *m, const pass *p, linear k, float beta) {
+    if (takes_int8(m, p, k.weight)) return int8_forward(m, p, &k);
     hy_gemm_args g = {.M = p->M, .N = k.outputs, .K = k.inputs, .trans_b = 1,
                       .dtype = m->be->dtype, .c_dtype = k.y_dtype, .alpha = 1, .beta = beta,
                       .a = k.x, .b = weight_of(m, k.weight), .c = k.y, .lda = k.x_row,
@@ -14,6 +24,15 @@ static gt_status linear_forward(const hy_model *m, const pass *p, linear k, floa
     return m->be->gemm(m->be, &g);
 }
 /* clang-format on */
+
+static gt_status add_rows(const hy_model *m, const pass *p, const void *x, void *y) {
+    hy_add_args add = {.n = p->M * m->C, .dtype = m->be->dtype, .x = x, .y = y};
+    return m->be->add(m->be, &add);
+}
+
+static gt_status copy_rows(const hy_model *m, const pass *p, const void *from, void *to) {
+    return m->be->copy(m->be, to, from, (size_t)(p->M * m->C) * act_bytes(m));
+}
 
 /* Runs the RWKV time mix up to the inputs of wkv6 (w, k, v, r) and the gate. */
 static gt_status forward_rwkv_in(const hy_model *m, int l, const pass *p) {
@@ -145,12 +164,15 @@ static gt_status forward_mix(const hy_model *m, int l, const pass *p) {
         hy_gate_mix_args mix = gate_mix_of(m, l, p);
         return be->gate_mix_forward(be, &mix);
     }
-    TRY(be->copy(be, a->middle, a->x, (size_t)(p->M * m->C) * act_bytes(m)));
-    if (m->config.mix == HY_MIX_RESIDUAL || is_single(m)) {
-        hy_add_args add = {.n = p->M * m->C, .dtype = be->dtype, .x = a->branches, .y = a->middle};
-        TRY(be->add(be, &add));
+    const int is_first = !is_single(m) && takes_int8(m, p, m->layer[l].joint); /* an int8 projection cannot add */
+    if (is_first) {
+        TRY(linear_forward(m, p, joint_of(m, l, p), 0));
+        TRY(add_rows(m, p, a->x, a->middle));
+    } else {
+        TRY(copy_rows(m, p, a->x, a->middle));
     }
-    if (is_single(m)) return GT_OK;
+    if (m->config.mix == HY_MIX_RESIDUAL || is_single(m)) TRY(add_rows(m, p, a->branches, a->middle));
+    if (is_first || is_single(m)) return GT_OK;
     return linear_forward(m, p, joint_of(m, l, p), 1);
 }
 
@@ -160,9 +182,20 @@ static gt_status forward_ffn_up(const hy_model *m, int l, const pass *p) {
     gt_rmsnorm_linear_args up = up_of(m, l, p);
     hy_map_args gelu = gelu_of(m, l, p);
     be->at.part = "ffn";
-    TRY(be->rmsnorm_linear_forward(be, &up));
+    TRY(takes_int8(m, p, m->layer[l].up) ? be->rmsnorm_linear_step(be, &up) : be->rmsnorm_linear_forward(be, &up));
     TRY(be->map_forward(be, &gelu));
     return hy_dropout(m, p, ffn_site(l), m->acts[l].act, m->F);
+}
+
+/* Computes out = middle + act down^T. */
+static gt_status forward_ffn_down(const hy_model *m, int l, const pass *p, void *out) {
+    const linear down = ffn_down_of(m, l, out);
+    if (takes_int8(m, p, down.weight)) {
+        TRY(linear_forward(m, p, down, 0));
+        return add_rows(m, p, m->acts[l].middle, out);
+    }
+    TRY(copy_rows(m, p, m->acts[l].middle, out));
+    return linear_forward(m, p, down, 1);
 }
 
 gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
@@ -176,8 +209,7 @@ gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
     TRY(forward_mix(m, l, p));
     if (has_ffn(m)) TRY(forward_ffn_up(m, l, p));
     if (!out) return GT_OK;
-    TRY(be->copy(be, out, a->middle, (size_t)(p->M * m->C) * act_bytes(m)));
-    return has_ffn(m) ? linear_forward(m, p, ffn_down_of(m, l, out), 1) : GT_OK;
+    return has_ffn(m) ? forward_ffn_down(m, l, p, out) : copy_rows(m, p, a->middle, out);
 }
 
 /* Runs the layer again with the calls and arguments of the forward pass, so all bits are the same.  It cannot repeat

@@ -122,8 +122,7 @@ static gt_status evaluate_batch(trainer *t, hy_batch *batch, int64_t *next, hy_l
 
 static hy_loss mean_of(hy_loss sum) { return (hy_loss){sum.mean / (double)sum.tokens, sum.tokens, sum.bytes}; }
 
-/* Measures a point of the held-out curve: the mean over the first `limit` tokens. */
-static gt_status evaluate_point(trainer *t, int64_t limit, double *point) {
+gt_status hy_evaluate_first(trainer *t, int64_t limit, hy_loss *loss) {
     hy_batch batch;
     hy_loss sum = {0, 0, 0};
     int64_t next = 0;
@@ -132,7 +131,16 @@ static gt_status evaluate_point(trainer *t, int64_t limit, double *point) {
     while (status == GT_OK && is_left && (!limit || sum.tokens < limit))
         status = evaluate_batch(t, &batch, &next, &sum, &is_left);
     hy_batch_free(&batch);
-    *point = status == GT_OK ? mean_of(sum).mean : (double)NAN; /* after a failure the mean covers too few tokens */
+    *loss = mean_of(sum);
+    if (status != GT_OK) loss->mean = (double)NAN; /* the mean covers too few tokens */
+    return status;
+}
+
+/* Measures a point of the held-out curve. */
+static gt_status evaluate_point(trainer *t, int64_t limit, double *point) {
+    hy_loss loss;
+    const gt_status status = hy_evaluate_first(t, limit, &loss);
+    *point = loss.mean;
     return status;
 }
 

@@ -137,6 +137,11 @@ static void take_states(arena *a, const hy_model *m, state_set *s, int64_t B) {
 static void take_weights(arena *a, hy_model *m) {
     m->values = take_fp32(a, m, m->param_total);
     m->copies = m->be->dtype == GT_F32 ? NULL : take_acts(a, m, m->param_total);
+    if (m->config.int8) {
+        m->int8 = take(a, (size_t)(m->int8_total * int8_bytes(m)));
+        m->scales = take_fp32(a, m, m->scale_total);
+        m->plain_gamma = take_fp32(a, m, m->plain_total);
+    }
     m->segments.count = m->param_count;
     m->segments.start = take(a, (size_t)(m->param_count + 1) * sizeof(int64_t));
     m->segments.group = take(a, (size_t)m->param_count * sizeof(int32_t));

@@ -244,7 +244,17 @@ gt_status hy_model_exchange(hy_model *m) {
 }
 
 /* Slots for hy_backend.run: one for each sequence of calls that a backend may record. */
-enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS, SLOT_STEP, SLOT_ADD, SLOT_SUM, SLOT_ADD_AND_SUM };
+enum {
+    SLOT_GRADIENT,
+    SLOT_TRAIN,
+    SLOT_INFER,
+    SLOT_LOSS,
+    SLOT_STEP,
+    SLOT_STEP_INT8,
+    SLOT_ADD,
+    SLOT_SUM,
+    SLOT_ADD_AND_SUM
+};
 
 static gt_status loss_uploaded(void *model) { return forward_training(model); }
 
@@ -465,6 +475,7 @@ static gt_status decode(hy_model *m, const pass *p, int is_last) {
     TRY(forward_layers(m, p));
     if (!is_last) return GT_OK;
     m->be->at.part = "head";
+    if (takes_int8(m, p, m->head)) return m->be->rmsnorm_linear_step(m->be, &head);
     return m->be->rmsnorm_linear_forward(m->be, &head);
 }
 
@@ -476,6 +487,7 @@ static gt_status step_uploaded(void *model) {
 
 gt_status hy_model_feed(hy_model *m, const int32_t *tokens, int n, double *logits) {
     const int64_t samples = m->config.samples;
+    const int slot = m->has_int8 ? SLOT_STEP_INT8 : SLOT_STEP;
     TRY(check_number("n", n, 1, INT32_MAX));
     TRY(check_tokens(m, "tokens", tokens, samples * n, 0));
     m->trained.M = 0;
@@ -483,7 +495,7 @@ gt_status hy_model_feed(hy_model *m, const int32_t *tokens, int n, double *logit
         T = n - done < m->T ? n - done : m->T;
         pass p = decoding_pass(m, T);
         TRY(upload_piece(m, tokens, n, done, T));
-        TRY(p.step ? run_uploaded(m, SLOT_STEP, step_uploaded) : decode(m, &p, done + T == n));
+        TRY(p.step ? run_uploaded(m, slot, step_uploaded) : decode(m, &p, done + T == n));
     }
     return m->be->read(m->be, logits, m->logits, m->be->dtype, samples * m->V);
 }
@@ -493,10 +505,13 @@ double hy_model_token_bytes(const hy_model *m) {
     double bytes = 2 * (double)(m->config.samples * m->L * states) * (double)m->be->fp32_bytes;
     for (int i = 0; i < m->param_count; i++) {
         const hy_param *p = &m->params[i].shown;
+        const int is_int8 = m->has_int8 && m->params[i].int8_at >= 0;
         /* If the head has its own weight, a step reads only the rows of its tokens from the embedding. */
-        const int64_t count = i == m->embedding && m->config.untied ? m->config.samples * m->C : p->count;
+        const int is_rows = i == m->embedding && (m->config.untied || is_int8);
+        const int64_t count = is_rows ? m->config.samples * m->C : p->count;
+        if (is_int8) bytes += (double)(p->count + matrix_rows(m, i) * (int64_t)m->be->fp32_bytes);
         /* Parameters with weight decay are the projections, which a step reads in the dtype of activations. */
-        bytes += (double)count * (double)(p->decay ? act_bytes(m) : m->be->fp32_bytes);
+        if (!is_int8 || is_rows) bytes += (double)count * (double)(p->decay ? act_bytes(m) : m->be->fp32_bytes);
     }
     return bytes;
 }

@@ -66,11 +66,13 @@ typedef struct hy_config {
     hy_fuse fuse;
     float dropout; /* share of the outputs of embedding, branches and FFN that training sets to 0; 0: no dropout */
     int average;   /* 1: keep a moving average of the weights, see hy_model_average */
+    int int8;      /* 1: has room for the weights of hy_model_quantise.  Needs inference, and at most HY_INT8_SAMPLES */
     int recompute; /* 1: forward keeps only each layer's input, and backward runs the layer again.  Same results */
 } hy_config;
 
 enum { HY_MAX_LAYERS = 128 };
 enum { HY_NO_FFN = -1 };
+enum { HY_INT8_SAMPLES = 64 }; /* most samples that decode with int8 weights: the rows of gt_rmsnorm_linear_step */
 
 /* Fills in the defaults and checks every field. */
 gt_status hy_config_resolve(hy_config *config);
@@ -99,7 +101,7 @@ typedef struct hy_param {
 typedef struct hy_plan {
     int64_t parameters, non_embedding; /* number of parameters in all, and without embedding and head */
     int64_t group[HY_GROUPS];          /* number of parameters in each group */
-    size_t weights;                    /* fp32 parameters and, with 16-bit activations, their copies */
+    size_t weights;                    /* fp32 parameters, their 16-bit copies and int8 weights, if there are any */
     size_t gradients, optimizer;
     size_t activations; /* kept for backward */
     size_t backward;    /* gradients of activations; all layers share them */
@@ -258,6 +260,15 @@ gt_status hy_model_reset(hy_model *model);
 /* Appends n >= 1 tokens to each sequence, and gives the logits after the last of them.  tokens is [samples, n],
  * logits is [samples, vocab].  For n = 1 a backend may record the work and replay it for later tokens. */
 gt_status hy_model_feed(hy_model *model, const int32_t *tokens, int n, double *logits);
+
+/* Rounds the large matrices to int8, with one fp32 scale for each row, as gt_quantize_int8 defines it.  From then on a
+ * decoding step of one token reads these int8 weights.  All other passes, prompts included, read the same rounded
+ * weights in the dtype of activations.  The embedding is rounded, too, if the head is tied to it.  The low-rank
+ * projections keep their weights: those of the token shift and of the decay, and those to B, C and dt in Mamba-1.
+ *
+ * The model needs config.int8.  A model whose weights are written later decodes with these until the next call.  A
+ * failed call may have rounded some of the weights. */
+gt_status hy_model_quantise(hy_model *model);
 
 /* The smallest number of bytes that one decoding step of all sequences can move.  The step reads each weight once,
  * and reads and writes each state once. */

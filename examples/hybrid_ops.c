@@ -241,8 +241,8 @@ static gt_status cpu_gemm(hy_backend *be, const hy_gemm_args *args) {
 }
 
 /* ---- the operators of gt_kernels.h ------------------------------------------------------------
- * The backend calls the twins, which need no workspace.  The exception is rmsnorm_linear, which uses the backend's
- * faster matrix product. */
+ * The backend calls the twins, which need no workspace.  The exceptions are forward and backward of rmsnorm_linear,
+ * which use the backend's faster matrix product. */
 
 #define CPU_TWIN(name, op)                                                                                             \
     gt_status HY_TWIN(name)(const gt_##op##_args *);                                                                   \
@@ -259,7 +259,7 @@ static gt_status cpu_gemm(hy_backend *be, const hy_gemm_args *args) {
     }
 #define CPU_ROWS(op) CPU_NO_WORKSPACE(op) CPU_TWIN(op##_forward, op) CPU_TWIN(op##_backward, op)
 #define CPU_STEPS(op) CPU_ROWS(op) CPU_TWIN(op##_step, op)
-#define CPU_PRODUCT(op) /* the functions of this operator stand below */
+#define CPU_PRODUCT(op) CPU_TWIN(op##_step, op) /* the other functions of this operator stand below */
 HY_OPERATORS(CPU_STEPS, CPU_ROWS, CPU_PRODUCT)
 
 /* Computes the workspace of rmsnorm_linear: it holds the normalised rows, and in backward also their gradient. */
@@ -786,7 +786,7 @@ gt_status HY_BACKEND_CPU(hy_backend **backend) {
 #define CPU_SET(op, function) (*backend)->op##_##function = cpu_##op##_##function;
 #define CPU_SET_ROWS(op) CPU_SET(op, workspace) CPU_SET(op, forward) CPU_SET(op, backward)
 #define CPU_SET_STEPS(op) CPU_SET_ROWS(op) CPU_SET(op, step)
-    HY_OPERATORS(CPU_SET_STEPS, CPU_SET_ROWS, CPU_SET_ROWS)
+    HY_OPERATORS(CPU_SET_STEPS, CPU_SET_ROWS, CPU_SET_STEPS)
 #ifdef _OPENMP
     snprintf((*backend)->device, sizeof cpu_table.device, "CPU, %d threads", omp_get_max_threads());
 #else

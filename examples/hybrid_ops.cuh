@@ -75,7 +75,7 @@ static gt_status plain_product(const Machine& m, const hy_gemm_args& g) {
     }
 #define HY_DEVICE_ROWS(op) HY_DEVICE_WORKSPACE(op) HY_DEVICE_OP(op##_forward, op) HY_DEVICE_OP(op##_backward, op)
 #define HY_DEVICE_STEPS(op) HY_DEVICE_ROWS(op) HY_DEVICE_OP(op##_step, op)
-HY_OPERATORS(HY_DEVICE_STEPS, HY_DEVICE_ROWS, HY_DEVICE_ROWS)
+HY_OPERATORS(HY_DEVICE_STEPS, HY_DEVICE_ROWS, HY_DEVICE_STEPS)
 #undef HY_DEVICE_STEPS
 #undef HY_DEVICE_ROWS
 #undef HY_DEVICE_OP
@@ -105,7 +105,7 @@ static void set_operators(hy_backend* be) {
 #define HY_SET_ROWS(op)                                                                                                \
     be->op##_workspace = op##_workspace, be->op##_forward = op##_forward, be->op##_backward = op##_backward;
 #define HY_SET_STEPS(op) HY_SET_ROWS(op) be->op##_step = op##_step;
-    HY_OPERATORS(HY_SET_STEPS, HY_SET_ROWS, HY_SET_ROWS)
+    HY_OPERATORS(HY_SET_STEPS, HY_SET_ROWS, HY_SET_STEPS)
 #undef HY_SET_STEPS
 #undef HY_SET_ROWS
     be->embedding_forward = embedding_forward;

@@ -44,6 +44,13 @@ typedef struct hy_gemm_args {
     int64_t a_step, b_step, c_step; /* elements from one product's array to the next product's */
 } hy_gemm_args;
 
+/* ---- rmsnorm_linear without its norm ----------------------------------------------------------
+ * gt_rmsnorm_linear_step always normalises the rows of x, but most projections follow no norm.  With this eps the mean
+ * square of a row vanishes beside eps, so RMSNorm only divides the row by 2^50.  gamma = 2^50 in every column undoes
+ * this division.  The root mean square of a row must be below 2^37. */
+#define HY_PLAIN_EPS 0x1p100f
+#define HY_PLAIN_GAMMA 0x1p50f
+
 /* ---- embedding --------------------------------------------------------------------------------
  *     y[m] = table[token[m]]                    dtable[v] += sum over m with token[m] = v of dy[m]
  * The operator does not check its tokens: the caller must ensure 0 <= token < V. */
@@ -287,7 +294,7 @@ typedef struct hy_limits {
 /* The operators of gt_kernels.h that models use.  Every other list of these operators expands this macro.
  *
  * STEPS(op) stands for an operator that also has a step for new tokens.
- * PRODUCT(op) stands for an operator with a matrix product, which the CPU backend computes itself.
+ * PRODUCT(op) stands for an operator with a step and with a matrix product, which the CPU backend computes itself.
  * ROWS(op) stands for every other operator. */
 #define HY_OPERATORS(STEPS, ROWS, PRODUCT)                                                                             \
     STEPS(wkv6)                                                                                                        \
@@ -367,7 +374,7 @@ struct hy_backend {
     HY_FIELD(op, forward)                                                                                              \
     HY_FIELD(op, backward)
 #define HY_FIELDS_AND_STEP(op) HY_FIELDS(op) HY_FIELD(op, step)
-    HY_OPERATORS(HY_FIELDS_AND_STEP, HY_FIELDS, HY_FIELDS)
+    HY_OPERATORS(HY_FIELDS_AND_STEP, HY_FIELDS, HY_FIELDS_AND_STEP)
 #undef HY_FIELDS_AND_STEP
 #undef HY_FIELDS
 #undef HY_FIELD

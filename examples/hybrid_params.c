@@ -77,9 +77,15 @@ gt_status hy_config_resolve(hy_config *c) {
     TRY(check_number("inference", c->inference, 0, 1));
     TRY(check_number("recompute", c->recompute, 0, 1));
     TRY(check_number("untied", c->untied, 0, 1));
+    TRY(check_number("int8", c->int8, 0, 1));
+    if (c->int8 && !c->inference)
+        return hy_fail(GT_ERROR_VALUE, "int8 = 1: only a model for inference has int8 weights");
     if (!(c->dropout >= 0 && c->dropout < 1))
         return hy_fail(GT_ERROR_VALUE, "dropout = %g: must be at least 0 and below 1", (double)c->dropout);
     if (!c->samples) c->samples = 1;
+    if (c->int8 && c->samples > HY_INT8_SAMPLES)
+        return hy_fail(GT_ERROR_VALUE, "samples = %d: int8 weights decode at most %d at once", c->samples,
+                       HY_INT8_SAMPLES);
     TRY(check_number("fuse", (int64_t)c->fuse, HY_WKV_SSM, HY_CONV_SSD));
     if (!(c->share > 0 && c->share < 1))
         return hy_fail(GT_ERROR_VALUE, "share = %g: must be between 0 and 1", c->share);
@@ -197,7 +203,9 @@ static int add_param(hy_model *m, int layer, const char *name, int group, int de
                     .init = init,
                     .a = a,
                     .b = b,
-                    .layer = layer};
+                    .layer = layer,
+                    .int8_at = -1,
+                    .scale_at = -1};
     p.shown.count = n0 * (n1 ? n1 : 1) * (n2 ? n2 : 1);
     if (layer < 0)
         snprintf(p.shown.name, sizeof p.shown.name, "%s", name);
@@ -292,6 +300,27 @@ static void add_mix_params(hy_model *m, int l, layer_params *p) {
     }
 }
 
+/* Makes room for the int8 weights of a parameter.  Each tensor starts at a multiple of 64 bytes, as its weight does. */
+static void add_int8(hy_model *m, int param) {
+    param_info *p = &m->params[param];
+    const int64_t inputs = p->shown.shape[p->shown.rank - 1];
+    p->int8_at = m->int8_total, p->scale_at = m->scale_total;
+    m->int8_total += (p->shown.count + 63) / 64 * 64;
+    m->scale_total += (matrix_rows(m, param) + 63) / 64 * 64;
+    if (m->plain_total < inputs) m->plain_total = inputs;
+}
+
+static void add_all_int8(hy_model *m) {
+    for (int l = 0; l < m->L; l++) {
+        const layer_params *p = &m->layer[l];
+        if (has_rwkv(m)) add_int8(m, p->projections), add_int8(m, p->rwkv_out);
+        if (has_mamba(m)) add_int8(m, p->in), add_int8(m, p->mamba_out);
+        if (p->joint >= 0) add_int8(m, p->joint);
+        if (has_ffn(m)) add_int8(m, p->up), add_int8(m, p->down);
+    }
+    add_int8(m, m->head);
+}
+
 void hy_params_add(hy_model *m) {
     /* the residual stream adds up 2L outputs of branches and FFNs, or L outputs without FFN */
     double out_gain = matrix_gain / sqrt((has_ffn(m) ? 2.0 : 1.0) * (double)m->L);
@@ -311,12 +340,14 @@ void hy_params_add(hy_model *m) {
     m->final_norm = add_vector(m, -1, "final_norm", HY_NORM, m->C, 1);
     m->head = m->embedding;
     if (m->config.untied) m->head = add_param(m, -1, "head", HY_EMBED, 1, m->V, m->C, 0, init_normal, 0.02, 0);
+    if (m->config.int8) add_all_int8(m);
 }
 
 int hy_model_param_count(const hy_model *m) { return m->param_count; }
 const hy_param *hy_model_param(const hy_model *m, int i) { return &m->params[i].shown; }
 
 gt_status hy_params_round(hy_model *m) {
+    m->has_int8 = 0;
     if (m->be->dtype == GT_F32) return GT_OK;
     hy_cast_args cast = {
         .n = m->param_total, .from_dtype = GT_F32, .to_dtype = m->be->dtype, .from = m->values, .to = m->copies};
@@ -337,6 +368,50 @@ gt_status hy_model_write(hy_model *m, int i, const double *numbers) {
     TRY(check_number("parameter", i, 0, m->param_count - 1));
     TRY(m->be->write(m->be, value_of(m, i), GT_F32, numbers, m->params[i].shown.count));
     return hy_params_round(m);
+}
+
+/* Rounds parameter i to int8.  `numbers` and `values` have room for the parameter and its scales, q for the parameter
+ * alone. */
+static gt_status quantise(hy_model *m, int i, double *numbers, float *values, int8_t *q) {
+    const hy_param *p = &m->params[i].shown;
+    const int64_t rows = matrix_rows(m, i), inputs = p->count / rows;
+    double *scales = numbers + p->count;
+    float *scale = values + p->count;
+    TRY(m->be->read(m->be, numbers, value_of(m, i), GT_F32, p->count));
+    for (int64_t k = 0; k < p->count; k++) values[k] = (float)numbers[k];
+    const gt_status status = gt_quantize_int8(values, GT_F32, rows, inputs, q, scale);
+    if (status != GT_OK) return hy_fail(status, "%s: %s", p->name, gt_last_error());
+    for (int64_t k = 0; k < rows; k++) scales[k] = scale[k];
+    for (int64_t k = 0; k < p->count; k++) numbers[k] = scales[k / inputs] * q[k];
+    TRY(m->be->write(m->be, value_of(m, i), GT_F32, numbers, p->count));
+    TRY(m->be->write(m->be, scale_of(m, i), GT_F32, scales, rows));
+    if (int8_bytes(m) == 1) return m->be->upload(m->be, int8_of(m, i, 0), q, (size_t)p->count);
+    for (int64_t k = 0; k < p->count; k++) numbers[k] = q[k];
+    return m->be->write(m->be, int8_of(m, i, 0), GT_F32, numbers, p->count);
+}
+
+gt_status hy_model_quantise(hy_model *m) {
+    int64_t most = 0;
+    if (!m->config.int8) return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made without room for int8 weights");
+    for (int i = 0; i < m->param_count; i++)
+        if (m->params[i].int8_at >= 0 && most < m->params[i].shown.count) most = m->params[i].shown.count;
+    double *numbers = malloc(2 * (size_t)most * sizeof *numbers);
+    float *values = malloc(2 * (size_t)most * sizeof *values);
+    int8_t *q = malloc((size_t)most);
+    gt_status status = numbers && values && q
+                           ? GT_OK
+                           : hy_fail(GT_ERROR_MEMORY, "no memory to round %lld weights to int8", (long long)most);
+    for (int i = 0; i < m->param_count && status == GT_OK; i++)
+        if (m->params[i].int8_at >= 0) status = quantise(m, i, numbers, values, q);
+    for (int64_t i = 0; i < m->plain_total && status == GT_OK; i++) numbers[i] = HY_PLAIN_GAMMA;
+    if (status == GT_OK) status = m->be->write(m->be, m->plain_gamma, GT_F32, numbers, m->plain_total);
+    free(numbers);
+    free(values);
+    free(q);
+    TRY(status);
+    TRY(hy_params_round(m));
+    m->has_int8 = 1;
+    return GT_OK;
 }
 
 /* Initialises all parameters.  The random numbers of a parameter depend only on the seed and on the parameter's

@@ -15,6 +15,7 @@
  * tokens.  It halves when the gradient overflows, and doubles after SCALE_STEPS steps without overflow, up to
  * SCALE_MAX. */
 enum { SCALE_PER_TOKEN = 4, SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 };
+enum { COST_WINDOWS = 8 }; /* windows in memory at once, when --generate measures the cost of int8 weights */
 
 const char *const hy_dtype_names[] = {[GT_F32] = "f32", [GT_BF16] = "bf16", [GT_F16] = "f16"};
 
@@ -173,7 +174,7 @@ static gt_status open_file(trainer *t) {
     t->data_is_files = !*o->init && !hy_options_given(o, "data") && !hy_options_given(o, "val");
     const hy_take take = *o->resume ? HY_TAKE_STRICTLY : *o->init ? HY_TAKE_MODEL : HY_TAKE_ALL;
     status = hy_saved_options(&t->file, take, &t->options);
-    if (*o->eval && hy_options_given(o, "data") && !hy_options_given(o, "val"))
+    if ((*o->eval || *o->generate) && hy_options_given(o, "data") && !hy_options_given(o, "val"))
         t->options.val[0] = 0; /* if the user gives a new --data, its own end is held out */
     return status;
 }
@@ -207,31 +208,39 @@ static gt_status check_prompt(trainer *t) {
     return status == GT_OK ? GT_OK : hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
 }
 
-/* Takes the vocabulary from the model file.  The mode --generate needs this, because it reads no text. */
+/* Takes the vocabulary from the model file.  The mode --generate needs this unless it reads a text. */
 static gt_status read_vocabulary(trainer *t) {
-    uint8_t bytes[256], first;
+    uint8_t bytes[256];
     int count;
     gt_status status = hy_saved_numbers(&t->file, &count);
     if (status != GT_OK) return status;
     if (count) {
         t->text.is_numbers = 1, t->text.end_symbol = -1, t->text.vocab = count;
-        status = hy_saved_first_token(&t->file, &t->first_token);
-        if (status == GT_OK && t->first_token >= count)
-            status = hy_fail(GT_ERROR_VALUE, "%s: damaged: first_token is not in the vocabulary", t->file.path);
-        if (status == GT_OK && *t->options.table) status = hy_text_table(&t->text, t->options.table);
-        return status == GT_OK ? check_prompt(t) : status;
+        return *t->options.table ? hy_text_table(&t->text, t->options.table) : GT_OK;
     }
     status = hy_saved_vocabulary(&t->file, bytes, &count);
-    if (status == GT_OK) status = hy_saved_first_byte(&t->file, &first);
     if (status != GT_OK) return status;
     if (*t->options.table)
         return hy_fail(GT_ERROR_VALUE, "table: has no effect without --tokens uint16 or uint32; leave it out");
     hy_text_vocabulary(&t->text, bytes, count, t->options.end_symbol);
     snprintf(t->text.end_text, sizeof t->text.end_text, "%s", *t->options.separator ? t->options.separator : "\n\n\n");
+    return GT_OK;
+}
+
+/* Takes the first token of the training text from the model file. */
+static gt_status read_first_token(trainer *t) {
+    uint8_t first;
+    gt_status status;
+    if (t->text.is_numbers) {
+        status = hy_saved_first_token(&t->file, &t->first_token);
+        if (status != GT_OK || t->first_token < t->text.vocab) return status;
+        return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_token is not in the vocabulary", t->file.path);
+    }
+    if ((status = hy_saved_first_byte(&t->file, &first)) != GT_OK) return status;
     t->first_token = t->text.token_of[first];
     if (t->first_token < 0 && t->options.end_symbol && first == (uint8_t)t->text.end_text[0])
         t->first_token = t->text.end_symbol; /* the training text began with an end symbol */
-    if (t->first_token >= 0) return check_prompt(t);
+    if (t->first_token >= 0) return GT_OK;
     return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_byte is not in the vocabulary", t->file.path);
 }
 
@@ -291,8 +300,16 @@ static gt_status check_save(const trainer *t) {
     return status == GT_OK ? status : hy_fail(status, "save: %s", hy_last_error());
 }
 
+/* Returns the number of tracks that --split tracks cuts the text into, which is the batch of the training.  The batch
+ * of --generate is its number of samples. */
+static int64_t tracks_of(const trainer *t) {
+    const char *saved = *t->options.generate ? hy_file_text_of(&t->file, "option.batch") : NULL;
+    return saved ? strtoll(saved, NULL, 10) : t->options.batch;
+}
+
 /* Makes the description of the text from the options. */
-static hy_source source_of(const hy_options *o, int has_ranks) {
+static hy_source source_of(const trainer *t) {
+    const hy_options *o = &t->options;
     return (hy_source){.separator = o->separator,
                        .end_symbol = o->end_symbol,
                        .width = !strcmp(o->tokens, "uint16")   ? 2
@@ -300,9 +317,9 @@ static hy_source source_of(const hy_options *o, int has_ranks) {
                                                                : 0,
                        .vocab = o->vocab,
                        .end_token = o->end_token,
-                       .tracks = !strcmp(o->split, "tracks") && !*o->val ? o->batch : 0,
+                       .tracks = !strcmp(o->split, "tracks") && !*o->val ? tracks_of(t) : 0,
                        .held_out = llround(o->held_out * 1e6),
-                       .sum = *o->save || *o->resume || has_ranks};
+                       .sum = *o->save || *o->resume || t->ranks.size > 1};
 }
 
 /* Fails if an option for texts of bytes is given with a text of numbers, or the other way round. */
@@ -350,10 +367,11 @@ static gt_status check_ends(const trainer *t) {
     return GT_OK;
 }
 
-/* Returns whether --val is the only text, as with --eval --val and no --data.  Then all of this text is held out. */
+/* Returns whether --val is the only text, as with --eval --val and no --data.  Then all of this text is held out.
+ * Of --generate this concerns the text that measures the cost of int8 weights. */
 static int has_val_alone(const trainer *t) {
     const hy_options *o = &t->options;
-    return *o->eval && hy_options_given(o, "val") && !hy_options_given(o, "data");
+    return (*o->eval || *o->generate) && hy_options_given(o, "val") && !hy_options_given(o, "data");
 }
 
 static gt_status find_files(trainer *t, const char *program) {
@@ -378,7 +396,7 @@ static gt_status find_files(trainer *t, const char *program) {
 static gt_status load_text(trainer *t, const char *program) {
     gt_status status = find_files(t, program);
     if (status == GT_OK) status = check_files(t);
-    const hy_source source = source_of(&t->options, t->ranks.size > 1);
+    const hy_source source = source_of(t);
     if (status == GT_OK) status = check_source(&t->options);
     if (status == GT_OK) status = hy_text_load(&t->text, &t->files, &t->val, &source);
     if (status == GT_OK) status = check_ends(t);
@@ -388,7 +406,7 @@ static gt_status load_text(trainer *t, const char *program) {
     if (source.sum) hy_text_sum(&t->text, t->text_sum);
     status = use_vocabulary(t);
     if (status == GT_OK && *t->options.table) status = hy_text_table(&t->text, t->options.table);
-    if (status != GT_OK || *t->options.eval) return status;
+    if (status != GT_OK || *t->options.eval || *t->options.generate) return status;
     status = check_lengths(t);
     return status == GT_OK ? check_prompt(t) : status;
 }
@@ -649,7 +667,10 @@ gt_status hy_set_up(trainer *t, const char *program) {
     if (status == GT_OK && o->synchronize) hy_calls_wait(t->backend);
     if (status == GT_OK) status = fill_options(t);
     if (status == GT_OK && o->watch) status = watch(t);
-    if (status == GT_OK) status = *o->generate ? read_vocabulary(t) : load_text(t, program);
+    const int is_int8 = *o->generate && hy_options_int8(o);
+    if (status == GT_OK) status = *o->generate && !is_int8 ? read_vocabulary(t) : load_text(t, program);
+    if (status == GT_OK && *o->generate) status = read_first_token(t);
+    if (status == GT_OK && *o->generate) status = check_prompt(t);
     if (status != GT_OK) return status;
     hy_alive("the text was read; the model comes next");
     if ((status = choose_config(t)) != GT_OK) return status;
@@ -661,9 +682,12 @@ gt_status hy_set_up(trainer *t, const char *program) {
     int takes_nccl;
     if (status == GT_OK && o->plan.count) status = choose_transport(t, &takes_nccl);
     if (status != GT_OK || o->list_models || o->check || o->bench.count || o->plan.count) return status;
-    if (*o->generate) { /* a batch of --generate only holds the prompt */
-        t->config.samples = (int)o->batch, t->config.stateful = 0;
-        if (t->options.seq > t->prompt_tokens) t->options.seq = t->prompt_tokens;
+    if (*o->generate) {
+        t->config.samples = (int)o->batch, t->config.stateful = 0, t->config.int8 = is_int8;
+        if (is_int8) /* evaluations take several windows of --seq tokens at once */
+            t->rows = o->batch < COST_WINDOWS ? COST_WINDOWS : o->batch;
+        else if (t->options.seq > t->prompt_tokens) /* the batch only holds the prompt */
+            t->options.seq = t->prompt_tokens;
     }
     t->config.inference = *o->eval || *o->generate;
     if ((status = check_share(t, o->batch)) != GT_OK) return status;

@@ -156,6 +156,8 @@ static int act(trainer *t, char *program) {
     if (t->options.plan.count) return hy_plan_models(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
     if (t->options.bench.count) return hy_bench_models(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
     if (t->options.profile) return hy_profile_step(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
+    if (*t->options.generate && hy_options_int8(&t->options) && hy_round_weights(t) != GT_OK)
+        return fail(t, EXIT_FAILURE);
     if (*t->options.generate) return hy_print_text(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
     if (*t->options.eval && (*t->options.score ? hy_print_score(t) : hy_print_held_out(t)) != GT_OK)
         return fail(t, EXIT_FAILURE);

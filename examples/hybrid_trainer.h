@@ -129,6 +129,10 @@ void hy_catch_signals(trainer *t);
  * t->final).  It is NAN if a signal came before that. */
 gt_status hy_evaluate(trainer *t, int64_t limit, double *point);
 
+/* Measures the mean loss over whole batches with at least `limit` held-out tokens (0: all tokens), and prints
+ * nothing. */
+gt_status hy_evaluate_first(trainer *t, int64_t limit, hy_loss *loss);
+
 /* ---- hybrid_report.c -------------------------------------------------------------------------- */
 
 int hy_count_gates(const trainer *t, hy_verdict verdict);
@@ -165,6 +169,9 @@ gt_status hy_bench_models(trainer *t);
 gt_status hy_plan_models(trainer *t); /* plans the model that the options describe, or all models */
 gt_status hy_profile_step(trainer *t);
 gt_status hy_print_held_out(trainer *t);
+
+/* Rounds the weights of --generate to int8.  Measures the held-out loss before and after, and prints both. */
+gt_status hy_round_weights(trainer *t);
 
 /* ---- hybrid_score.c ---------------------------------------------------------------------------- */
 

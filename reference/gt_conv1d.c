@@ -127,14 +127,14 @@ static void conv1d_start(const gt_conv1d_args *a, const ref_sequence *s, int64_t
     const gt_stride at = a->state_out_stride;
     const float *const from = s->starts_zero ? NULL : a->state_in;
     const int64_t first = (a->state_in_shared ? 0 : s->row) * at.b + d * at.t;
-    for (int64_t j = 0; j < a->W - 1; j++) state[j] = ref_param(from, first + j * at.h, 0);
+    for (int64_t j = 0; j < a->W - 1; j++) state[j] = ref_parameter(from, a->state_dtype, first + j * at.h);
 }
 
 /* Stores the last inputs, if the caller wants them. */
 static void conv1d_end(const gt_conv1d_args *a, const ref_sequence *s, int64_t d, const real *state) {
     const gt_stride at = a->state_out_stride;
     for (int64_t j = 0; a->state_out && j < a->W - 1; j++)
-        ((real *)a->state_out)[s->row * at.b + d * at.t + j * at.h] = state[j];
+        ref_store(a->state_out, a->state_dtype, s->row * at.b + d * at.t + j * at.h, state[j]);
 }
 
 /* Forward without tokens: copies the states. */

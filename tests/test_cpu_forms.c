@@ -95,7 +95,7 @@ static void check_exp(int features) {
 #define ROWS(op) PASS(op, forward) PASS(op, backward)
 #define STEPS(op) ROWS(op) PASS(op, step)
 #define PIECES(op) PASS(op, segment) PASS(op, segment_backward) PASS(op, join) PASS(op, join_backward)
-HY_OPERATORS(STEPS, ROWS, STEPS) /* the step of rmsnorm_linear, too, which models do not use */
+HY_OPERATORS(STEPS, ROWS, STEPS)
 PIECES(wkv6)
 PIECES(ssd)
 

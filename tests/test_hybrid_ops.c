@@ -925,6 +925,59 @@ static void test_rmsnorm_linear(int64_t M, int64_t D, int64_t O, gt_norm norm, i
     free_values(values, ints, array_count(&c));
 }
 
+/* ---- rmsnorm_linear: its step as a product without a norm ---------------------------------------
+ * Models decode from int8 weights this way. */
+
+static void test_int8_linear(hy_backend *be, int64_t M, int64_t D, int64_t O, double spread) {
+    const int64_t columns = D + 8; /* row stride of x; its rows begin at a multiple of 16 bytes */
+    double *x = malloc((size_t)(M * columns) * sizeof *x), *scale = malloc((size_t)O * sizeof *scale);
+    double *y = malloc((size_t)(M * O) * sizeof *y), *truth = malloc((size_t)(M * O) * sizeof *truth);
+    double *gamma = malloc((size_t)D * sizeof *gamma);
+    int8_t *q = malloc((size_t)(O * D));
+    drawn.state = 5;
+    for (int64_t i = 0; i < M * columns; i++) x[i] = test_round(spread * test_normal(&drawn), be->dtype);
+    for (int64_t i = 0; i < O * D; i++) q[i] = (int8_t)(floor(255 * test_uniform(&drawn)) - 127);
+    for (int64_t o = 0; o < O; o++) scale[o] = test_round(0.01 * (0.5 + test_uniform(&drawn)), GT_F32);
+    for (int64_t d = 0; d < D; d++) gamma[d] = HY_PLAIN_GAMMA;
+    for (int64_t i = 0; i < M * O; i++) {
+        truth[i] = 0;
+        for (int64_t d = 0; d < D; d++) truth[i] += scale[i % O] * q[i % O * D + d] * x[i / O * columns + d];
+    }
+    block of_x = new_block(be, (size_t)(M * columns), size_of(be, be->dtype)), of_scale = block_of(be, scale, O);
+    block of_y = new_block(be, (size_t)(M * O), size_of(be, be->dtype)), of_gamma = block_of(be, gamma, D);
+    block of_q = block_of_bytes(be, q, (size_t)(O * D));
+    be->write(be, of_x.data, be->dtype, x, M * columns);
+    const gt_rmsnorm_linear_args a = {.M = M,
+                                      .D = D,
+                                      .O = O,
+                                      .dtype = be->dtype,
+                                      .eps = HY_PLAIN_EPS,
+                                      .x = of_x.data,
+                                      .x_stride = columns,
+                                      .gamma = of_gamma.data,
+                                      .y = of_y.data,
+                                      .weight_int8 = of_q.data,
+                                      .weight_scale = of_scale.data};
+    const gt_status status = be->rmsnorm_linear_step(be, &a);
+    if (check(status == GT_OK, "%s: a step without a norm: %s", be->device, hy_last_error())) {
+        be->read(be, y, of_y.data, be->dtype, M * O);
+        const double error = distance(y, truth, M * O), allowed = act_tolerance[be->dtype];
+        check(error <= allowed, "%s: a step without a norm, M %d, D %d, O %d, %g: differs by %.3g (allowed %.3g)",
+              be->device, (int)M, (int)D, (int)O, spread, error, allowed);
+        check(is_fenced(&of_y), "%s: a step without a norm wrote outside of y", be->device);
+    }
+    free_block(&of_x), free_block(&of_scale), free_block(&of_y), free_block(&of_gamma), free_block(&of_q);
+    free(x), free(scale), free(y), free(truth), free(gamma), free(q);
+}
+
+static void test_int8_linears(hy_backend *be) {
+    test_int8_linear(be, 1, 64, 48, 1);
+    test_int8_linear(be, 3, 256, 20, be->dtype == GT_F16 ? 10 : 1e4); /* y must not overflow */
+    test_int8_linear(be, 9, 40, 33, 1);                               /* D is no multiple of 16 */
+    if (be->dtype != GT_F16) test_int8_linear(be, 2, 64, 48, 1e-6);
+    if (!is_few) test_int8_linear(be, 64, 96, 130, 1);
+}
+
 /* ---- gradient norm and AdamW --------------------------------------------------------------- */
 
 enum { PARAMS = 300, SEGMENTS = 4 };
@@ -1208,6 +1261,41 @@ static void test_model(const char *name, int hidden, int layers, int B, int T) {
     free(targets);
 }
 
+/* Decodes the same tokens with three models: int8 weights on the device, and the same rounded weights on the device and
+ * on the CPU.  The error of int8 weights must not exceed the error of ordinary weights much. */
+static void test_int8_model(const char *name) {
+    enum { VOCAB = 61, S = 2, TOKENS = 5, N = S * VOCAB, LARGEST = 1 << 16 };
+    hy_config c = config_of(name, 64, 1, 0), ordinary;
+    static double x[LARGEST];
+    double logits[3][N];
+    hy_model *m[3] = {NULL, NULL, NULL};
+    drawn.state = 6;
+    int32_t *tokens = random_tokens(S * (3 + TOKENS), VOCAB);
+    c.inference = 1, c.samples = S;
+    ordinary = c, c.int8 = 1;
+    gt_status status = hy_model_create(device, &c, VOCAB, S, 3, 1, &m[0]);
+    if (status == GT_OK) status = hy_model_create(device, &ordinary, VOCAB, S, 3, 1, &m[1]);
+    if (status == GT_OK) status = hy_model_create(be32, &ordinary, VOCAB, S, 3, 1, &m[2]);
+    if (status == GT_OK) status = hy_model_quantise(m[0]);
+    for (int i = 0; status == GT_OK && i < hy_model_param_count(m[0]); i++) {
+        if (!check(hy_model_param(m[0], i)->count <= LARGEST, "%s is too large", hy_model_param(m[0], i)->name)) break;
+        status = hy_model_read(m[0], HY_VALUE, i, x);
+        for (int k = 1; k < 3 && status == GT_OK; k++) status = hy_model_write(m[k], i, x);
+    }
+    for (int t = 0; t <= TOKENS && status == GT_OK; t++) {
+        for (int k = 0; k < 3 && status == GT_OK; k++)
+            status = hy_model_feed(m[k], t ? tokens + S * (2 + t) : tokens, t ? 1 : 3, logits[k]);
+        const double error = distance(logits[0], logits[2], N), other = distance(logits[1], logits[2], N);
+        if (status == GT_OK)
+            check(error <= 3 * other + act_tolerance[device->dtype] && (t || error == other),
+                  "%s in %s: token %d: logits of int8 weights differ by %.3g, of ordinary weights by %.3g", name,
+                  device->device, t, error, other);
+    }
+    check(status == GT_OK, "%s: int8 weights: %s", name, hy_last_error());
+    for (int k = 0; k < 3; k++) hy_model_destroy(m[k]);
+    free(tokens);
+}
+
 /* Returns all parameters after some steps.  in_one: a step is one call, which a GPU records and replays; otherwise a
  * step is three calls. */
 static double *trained(hy_config c, int steps, int in_one, int64_t *count) {
@@ -1364,6 +1452,10 @@ static void test_dtype(gt_dtype dtype) {
     for (int i = 0; i < 5; i++)
         if (all_models || (all_cases && i < 2)) test_model(variants[i], 64, 1, 2, 17);
     if (all_models) test_model("HY", 64, 2, 1, 33);
+    test_int8_linears(device);
+    for (int i = 0; i < 5; i++)
+        if (all_models || i == 4) test_int8_model(variants[i]);
+    if (all_models) test_int8_model("Mamba-1");
     if (all_cases) test_training();
     if (all_models) test_recompute();
     if (all_models) test_fuse();
@@ -1388,6 +1480,7 @@ static void test_cpu(void) {
     test_rmsnorm_linear(4, 6, 5, GT_NORM_RMS, 1);
     test_rmsnorm_linear(3, 5, 7, GT_NORM_LAYER, 1);
     test_rmsnorm_linear(200, 64, 100, GT_NORM_RMS, 0);
+    test_int8_linears(be32);
     test_helpers(be32);
     test_training_helpers(be32);
     test_errors();

@@ -557,19 +557,20 @@ static gt_status replay_run(hy_backend *be, int slot, gt_status (*record)(void *
 }
 
 /* Each token is one run of one slot.  Replays of the recorded run must give the same bits as normal runs. */
-static void test_replayed_steps(hy_backend *be, const char *variant) {
+static void test_replayed_steps(hy_backend *be, const char *variant, int int8) {
     enum { V = 17, S = 2, T = 4, TOKENS = 9 };
     hy_config c = small_config(variant, 32, 2, 0, 0);
     double logits[2][TOKENS][S * V];
     static replay r;
     seed = 14;
     batch b = new_batch(V, S * TOKENS, 0);
-    c.inference = 1, c.samples = S;
+    c.inference = 1, c.samples = S, c.int8 = int8;
     replayed = memset(&r, 0, sizeof r);
     for (int i = 0; i < 2; i++) {
         hy_model *m;
         NEED(hy_model_create(be, &c, V, S, T, 1, &m));
         seed = 1, shake(m, 0.1);
+        if (int8) NEED(hy_model_quantise(m));
         if (i) hy_calls_see(be, keep_call, &r), be->run = replay_run;
         NEED(hy_model_feed(m, b.tokens, T, logits[i][0])); /* an earlier prompt must change nothing */
         NEED(hy_model_reset(m));
@@ -582,6 +583,141 @@ static void test_replayed_steps(hy_backend *be, const char *variant) {
     check(!memcmp(logits[0], logits[1], sizeof logits[0]), "%s %s: replayed steps differ", be->name, variant);
     for (int i = 0; i < r.count; i++) free(r.calls[i].args);
     free_batch(&b);
+}
+
+/* ---- int8 weights ---------------------------------------------------------------------------- */
+
+/* Whether hy_model_quantise rounds a parameter: the large matrices, and the head. */
+static int is_rounded(const hy_model *m, const hy_param *p) {
+    static const char *const names[] = {"rwkv.projections_kvrg", "rwkv.out", "mamba.in", "mamba.out",
+                                        "mix.projection",        "ffn.up",   "ffn.down"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strstr(p->name, names[i])) return 1;
+    return !strcmp(p->name, hy_model_config(m)->untied ? "head" : "embedding");
+}
+
+/* Checks the rounding of a row: its numbers are whole multiples of the scale, and the nearest ones. */
+static int is_nearest_row(const double *row, const double *rounded, int64_t n, double unit) {
+    double most = 0;
+    int ok = 1;
+    for (int64_t i = 0; i < n; i++) most = fmax(most, fabs(row[i]));
+    const double scale = (double)((float)most / 127.0f);
+    for (int64_t i = 0; i < n; i++) {
+        const double q = rounded[i] / scale;
+        ok &= fabs(q - round(q)) <= 127 * unit && fabs(q) <= 127.01 && fabs(row[i] - rounded[i]) <= 0.50001 * scale;
+    }
+    return ok;
+}
+
+/* The model m has int8 weights, and `plain` has the weights that m had before.  Checks each parameter, and gives
+ * `plain` the weights of m. */
+static void check_rounding(hy_model *m, hy_model *plain, const char *variant, double unit) {
+    for (int i = 0; i < hy_model_param_count(m); i++) {
+        const hy_param *p = hy_model_param(m, i);
+        const int64_t columns = p->shape[p->rank - 1];
+        double *before = malloc((size_t)p->count * sizeof *before), *after = malloc((size_t)p->count * sizeof *after);
+        NEED(hy_model_read(plain, HY_VALUE, i, before));
+        NEED(hy_model_read(m, HY_VALUE, i, after));
+        int ok = is_rounded(m, p) != !memcmp(before, after, (size_t)p->count * sizeof *before);
+        for (int64_t row = 0; row < p->count && is_rounded(m, p); row += columns)
+            ok &= is_nearest_row(before + row, after + row, columns, unit);
+        check(ok, "%s: %s is %srounded as it should be", variant, p->name, is_rounded(m, p) ? "not " : "");
+        NEED(hy_model_write(plain, i, after));
+        free(before), free(after);
+    }
+}
+
+typedef struct seen_calls {
+    int steps, gemms, others; /* others: forward of rmsnorm_linear */
+} seen_calls;
+
+static gt_status count_call(void *seer, hy_backend *be, const hy_call *call) {
+    seen_calls *s = seer;
+    s->steps += !strcmp(call->name, "rmsnorm_linear_step");
+    s->gemms += !strcmp(call->name, "gemm");
+    s->others += !strcmp(call->name, "rmsnorm_linear_forward");
+    return call->make(be, call->args);
+}
+
+/* After hy_model_quantise, prompts and steps have the logits of a model with the rounded weights.  Only steps read int8
+ * weights, and only until another weight is written. */
+static void test_int8(hy_backend *be, const char *variant, double tolerance) {
+    enum { V = 17, S = 3, T = 4, L = 2, PROMPT = 2 * T + 2, TOKENS = 6 };
+    hy_config c = small_config(variant, 32, L, 0, 0), ordinary;
+    hy_model *m, *plain;
+    double logits[S * V], expected[S * V], first[S * V];
+    const int has_rwkv = c.mix != HY_MIX_MAMBA, has_mamba = c.mix != HY_MIX_RWKV;
+    const int has_joint = c.mix == HY_MIX_RESIDUAL || c.mix == HY_MIX_CONCAT, has_ffn = c.ffn != HY_NO_FFN;
+    seed = 15;
+    batch b = new_batch(V, S * (PROMPT + TOKENS), 0);
+    c.inference = 1, c.samples = S;
+    ordinary = c, c.int8 = 1;
+    NEED(hy_model_create(be, &c, V, S, T, 1, &m));
+    NEED(hy_model_create(be, &ordinary, V, S, T, 1, &plain));
+    check_refusal(hy_model_quantise(plain), "without room for int8 weights");
+    seed = 1, shake(m, 0.1);
+    seed = 1, shake(plain, 0.1);
+    NEED(hy_model_feed(m, b.tokens, 1, logits));
+    NEED(hy_model_feed(plain, b.tokens, 1, first));
+    check(!memcmp(logits, first, sizeof first), "%s %s: int8 changes steps before the weights are rounded", be->name,
+          variant);
+    NEED(hy_model_quantise(m));
+    double bytes = hy_model_token_bytes(plain);
+    for (int i = 0; i < hy_model_param_count(m); i++) {
+        const hy_param *p = hy_model_param(m, i);
+        if (!is_rounded(m, p)) continue;
+        bytes += (double)p->count - (double)(p->count - p->count / p->shape[p->rank - 1]) * (double)be->fp32_bytes;
+        if (!c.untied && i == 0) bytes += S * 32.0 * (double)be->fp32_bytes; /* rows of a tied embedding */
+    }
+    check(hy_model_token_bytes(m) == bytes, "%s %s: a step moves %g bytes, not %g", be->name, variant,
+          hy_model_token_bytes(m), bytes);
+    check_rounding(m, plain, variant, be == be64 ? 1e-12 : 1e-6);
+    NEED(hy_model_reset(m));
+    NEED(hy_model_feed(m, b.tokens, 1, logits));
+    check(distance(logits, first, S * V) > 1e-5, "%s %s: rounding the weights changes nothing", be->name, variant);
+    NEED(hy_model_reset(m));
+    NEED(hy_model_reset(plain));
+    for (int t = 0; t <= TOKENS; t++) {
+        const int32_t *tokens = t ? b.tokens + S * (PROMPT + t - 1) : b.tokens;
+        seen_calls seen = {0, 0, 0};
+        hy_calls_see(be, count_call, &seen);
+        const gt_status status = hy_model_feed(m, tokens, t ? 1 : PROMPT, logits);
+        hy_calls_leave(be);
+        need(status, "hy_model_feed");
+        NEED(hy_model_feed(plain, tokens, t ? 1 : PROMPT, expected));
+        const double far = distance(logits, expected, S * V);
+        check(far <= tolerance, "%s %s: token %d: logits of int8 weights differ by %.3g", be->name, variant, t, far);
+        if (!t) continue;
+        const int steps = L * (5 * has_rwkv + 2 * has_mamba + has_joint + 2 * has_ffn) + 1;
+        const int gemms = L * (4 * has_rwkv + 2 * (has_mamba && c.mamba == 1));
+        check(seen.steps == steps && seen.gemms == gemms && !seen.others,
+              "%s %s: %d steps of rmsnorm_linear, %d products, %d others; not %d, %d, 0", be->name, variant, seen.steps,
+              seen.gemms, seen.others, steps, gemms);
+    }
+    /* a weight that is written later counts: the gain of the last norm scales all logits */
+    int gain = 0;
+    while (strcmp(hy_model_param(m, gain)->name, "final_norm") != 0) gain++;
+    double *zeros = calloc((size_t)hy_model_param(m, gain)->count, sizeof *zeros);
+    NEED(hy_model_write(m, gain, zeros));
+    NEED(hy_model_write(plain, gain, zeros));
+    NEED(hy_model_reset(m));
+    NEED(hy_model_feed(m, b.tokens, 1, logits));
+    check(squares(logits, S * V) == 0 && hy_model_token_bytes(m) == hy_model_token_bytes(plain),
+          "%s %s: int8 weights serve after a weight was written", be->name, variant);
+    for (int i = 0; i < hy_model_param_count(m); i++) {
+        const hy_param *p = hy_model_param(m, i);
+        if (!strstr(p->name, has_rwkv ? "1.rwkv.out" : "1.mamba.out")) continue;
+        double *x = malloc((size_t)p->count * sizeof *x);
+        NEED(hy_model_read(m, HY_VALUE, i, x));
+        x[5] = NAN;
+        NEED(hy_model_write(m, i, x));
+        check_refusal(hy_model_quantise(m), has_rwkv ? "layers.1.rwkv.out: " : "layers.1.mamba.out: ");
+        free(x);
+    }
+    free(zeros);
+    free_batch(&b);
+    hy_model_destroy(m);
+    hy_model_destroy(plain);
 }
 
 /* Two batches with carried states must give the loss of one batch of twice the length.  A track that is not kept must
@@ -1059,6 +1195,12 @@ static void test_errors(void) {
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "heads of 512 channels");
     c = good, c.inference = 2;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "inference");
+    c = good, c.int8 = 2, c.inference = 1;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "int8 = 2: must be 0 to 1");
+    c.int8 = 1, c.inference = 0;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "int8 = 1: only a model for inference");
+    c.inference = 1, c.samples = 65;
+    check_refusal(hy_model_create(be32, &c, V, 65, T, 1, &m), "samples = 65: int8 weights decode at most 64");
     c = good, c.recompute = 2;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "recompute");
     c = good, c.fuse = (hy_fuse)2;
@@ -1109,7 +1251,10 @@ int main(int argc, char **argv) {
         test_decoding(be32, variants[i], 1e-4);
         test_samples(be64, variants[i], 1e-11);
         test_samples(be32, variants[i], 1e-4);
-        test_replayed_steps(i % 2 ? be64 : be32, variants[i]);
+        test_replayed_steps(i % 2 ? be64 : be32, variants[i], 0);
+        test_replayed_steps(i % 2 ? be32 : be64, variants[i], 1);
+        test_int8(be64, variants[i], 1e-11);
+        test_int8(be32, variants[i], 1e-4);
         test_carried_states(variants[i]);
         if (!is_short || i % 2 == 0) test_recompute(be32, variants[i], i / 2 % 2);
         if (!is_short) test_recompute(be32, variants[i], 1 - i / 2 % 2);

@@ -574,6 +574,95 @@ static void test_generate_batch(void) {
     free(out);
 }
 
+/* The number before `unit` on the line that has `start`; NAN if there is none.  `start` may begin with a line end. */
+static double number_before(const char *out, const char *start, const char *unit) {
+    const char *line = strstr(out, start), *at = line ? strstr(line += *line == '\n', unit) : NULL;
+    if (!at || at > line + strcspn(line, "\n")) return NAN;
+    while (at > line && strchr("0123456789.", at[-1])) at--;
+    return atof(at);
+}
+
+/* Checks the cost of int8 weights, which the program prints to standard error.  The loss before the rounding must be
+ * the loss that --eval measures.  `unit`: " bits per byte" or " bits per token".  `line`: the line of --eval that has
+ * it. */
+static void check_cost(const char *options, const char *unit, const char *line) {
+    char *out, *text, *eval;
+    CHECK(run_program(&eval, "--eval a.st --device cpu %s", options) == 0);
+    CHECK(run_program(&out, "--generate a.st --device cpu --weights int8 --sample 20 %s", options) == 0);
+    char command[512];
+    snprintf(command, sizeof command,
+             "$T --generate a.st --device cpu --weights int8 --sample 20 %s 2>cost.txt >text.txt", options);
+    CHECK(shell(command) == 0);
+    char *cost = read_string("cost.txt");
+    text = read_string("text.txt");
+    const double after = number_before(cost, "int8: ", unit), expected = number_before(eval, line, unit);
+    const double before = number_before(cost, "int8: ", "; "), cost_of = after - before;
+    const char *bracket = strchr(cost, '(');
+    const double told = bracket ? atof(bracket + 1) : NAN;
+    const double tokens = number_before(cost, "int8: ", " held-out tokens\n");
+    const size_t length = strlen(cost);
+    if (!CHECK(length > 40 && strchr(cost, '\n') == cost + length - 1 && strlen(text) > 20 && length < 81) ||
+        !CHECK(fabs(before - expected) < 1.5e-4 && fabs(told - cost_of) < 1.5e-4 && (told != 0 || *options) &&
+               fabs(told) < 0.05) ||
+        !CHECK(tokens > 0 && !strncmp(out, cost, length) && !strcmp(out + length, text)))
+        printf("%s: %s%s%s", options, cost, text, eval);
+    free(out), free(text), free(eval), free(cost);
+}
+
+/* Decoding from int8 weights must print what they cost, and the text alone to standard output.  Options that measure
+ * the cost need --weights int8. */
+static void test_generate_int8(void) {
+    char *out, *one;
+    uint16_t numbers[3000];
+    CHECK(run_program(&out, SMALL "--steps 60 --lr 0.01 --batch 5 --split tracks --untied --save a.st") == 0);
+    free(out);
+    check_cost("", " bits per byte", "\nheld-out  ");
+    check_cost("--data short_greek.txt --split tail", " bits per byte", "\nheld-out  ");
+    check_cost("--val short_greek.txt --seq 7", " bits per byte", "\nheld-out  ");
+    CHECK(run_program(&out, "--generate a.st --weights int8 --final-eval-tokens 100 --sample 0 --prompt φως") == 0);
+    CHECK(number_before(out, "int8: ", " held-out tokens\n") == 128 && strstr(out, "\nφως"));
+    free(out);
+    /* a sample does not depend on the number of samples */
+    CHECK(shell("$T --generate a.st --device cpu --weights int8 --batch 64 --sample 9 2>cost.txt >text.txt") == 0);
+    CHECK(shell("$T --generate a.st --device cpu --weights int8 --seed 2 --sample 9 2>cost.txt >one.txt") == 0);
+    out = read_string("text.txt"), one = read_string("one.txt");
+    const char *second = strstr(out, "==> sample 2 of 64 <==\n");
+    CHECK(strlen(one) > 8 && second && !strncmp(second + 23, one, strlen(one)));
+    free(out), free(one);
+    CHECK(shell("mv greek.txt away.txt") == 0);
+    CHECK(says(2, "--generate a.st --weights int8", "greek.txt: No such file",
+               "so says a.st; --data names another place"));
+    CHECK(says(0, "--generate a.st --weights model", "", ""));
+    CHECK(says(0, "--generate a.st --weights int8 --val short_greek.txt", "int8: ", " held-out tokens"));
+    CHECK(shell("mv away.txt greek.txt") == 0);
+    CHECK(says(2, "--generate a.st --weights int8 --batch 65",
+               "batch: 65 samples at once are too many for --weights int8", "; the nearest is 64"));
+    CHECK(says(2, "--generate a.st --weights int4", "weights: 'int4' is none of: model int8; the nearest is int8", ""));
+    CHECK(
+        says(2, "--generate a.st --data greek.txt", "data: has no effect with --generate without --weights int8", ""));
+    CHECK(says(2, "--eval a.st --weights int8", "weights: has no effect with --eval", ""));
+    CHECK(says(2, "--resume a.st --weights int8", "weights: has no effect with --resume", ""));
+    CHECK(says(2, SMALL "--weights int8", "weights: has no effect without --generate", ""));
+    CHECK(
+        says(2, "--generate a.st --weights int8 --steps 5", "steps: has no effect with --generate; leave it out", ""));
+    CHECK(
+        says(2, "--generate a.st --weights int8 --val short_greek.txt --held-out 0.2", "held-out: has no effect", ""));
+    /* tokens that are numbers, without and with a table */
+    for (int i = 0; i < 3000; i++) numbers[i] = (uint16_t)(i * i / 7 % 41);
+    write_file("n.u16", numbers, sizeof numbers);
+    FILE *table = fopen("n.table", "w");
+    for (int i = 0; i < 41 && CHECK(table != NULL); i++) fprintf(table, "<%d>\n", i);
+    if (table) fclose(table);
+    CHECK(run_program(&out, SMALL "--data n.u16 --tokens uint16 --steps 60 --lr 0.01 --save a.st") == 0);
+    free(out);
+    check_cost("", " bits per token", "\nheld-out  ");
+    check_cost("--table n.table", " bits per byte", "\nbytes  ");
+    /* documents that end with a symbol */
+    CHECK(run_program(&out, SMALL "--end-symbol --separator=\\n --steps 60 --lr 0.01 --save a.st") == 0);
+    free(out);
+    check_cost("", " bits per token", "\nheld-out  ");
+}
+
 /* Without a prompt, generated text must start with the first byte of the training text.  The program must write bytes
  * unchanged. */
 static void test_generate_bytes(void) {
@@ -952,11 +1041,18 @@ static void test_device_loads(void) {
     CHECK(run_program(&out, "--generate a.st --device cuda --sample 40 --temperature 0") == 0);
     CHECK(strlen(out) >= 41 && !strcmp(here, out));
     free(here), free(out);
+    CHECK(shell("$T --generate a.st --device cpu --sample 40 --temperature 0 --weights int8 >a.txt 2>cost.txt") == 0);
+    CHECK(shell("$T --generate a.st --device cuda --sample 40 --temperature 0 --weights int8 >b.txt 2>cost.txt") == 0);
+    here = read_string("a.txt"), out = read_string("b.txt");
+    CHECK(strlen(out) >= 41 && !strcmp(here, out) && has("cost.txt", " bits per byte ("));
+    free(here), free(out);
+    check_graphs("a.st --device cuda --sample 16 --weights int8 --batch 3");
     check_graphs("a.st --device cuda --sample 16");
     check_graphs("a.st --device cuda --sample 16 --prompt φως --batch 5");
     if (CHECK(run_program(&out, DEVICE "--init b.st --steps 2 --dtype bf16 --save c.st") == 0))
         CHECK(run_program(&here, "--resume c.st --steps 3") == 0);
     check_graphs("c.st --device cuda --sample 16 --batch 5");
+    check_graphs("c.st --device cuda --sample 16 --weights int8");
     free(here), free(out);
 }
 
@@ -1052,6 +1148,7 @@ static void test_all(void) {
     run_case("files: generate more", test_generate_more);
     run_case("files: generate several", test_generate_batch);
     run_case("files: generate any bytes", test_generate_bytes);
+    run_case("files: generate from int8 weights", test_generate_int8);
     run_case("files: damaged", test_damaged);
     run_case("saving: full disk", test_full_disk);
     run_case("saving: wrong place", test_wrong_place);

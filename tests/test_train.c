@@ -102,23 +102,23 @@ static void test_options_of_modes(void) {
         const char *mode, *refused;
     } modes[] = {{"eval", "vocab end-token steps lr min-lr warmup weight-decay clip seed stateful recompute fuse "
                           "save-every eval-every eval-tokens log-every sample sample-every prompt temperature top-k "
-                          "gates-strict bench-runs"},
+                          "gates-strict bench-runs weights"},
                  {"generate", "data vocab end-token split steps lr min-lr warmup weight-decay clip stateful "
                               "recompute fuse eval-every eval-tokens log-every sample-every gates-strict bench-batch "
-                              "bench-generate"},
-                 {"check", "end-token steps lr warmup clip eval-every sample prompt gates-strict bench-steps"},
+                              "bench-generate val held-out shuffle final-eval-tokens"},
+                 {"check", "end-token steps lr warmup clip eval-every sample prompt gates-strict bench-steps weights"},
                  {"bench", "end-token steps seq min-lr warmup eval-tokens sample log-every gates-strict"},
                  {"list-models", "model hidden steps batch seq seed dtype synchronize sample bench-cpu"},
-                 {"plan", "batch steps lr seed split synchronize sample bench-runs"},
-                 {"profile", "steps lr clip eval-every sample top-k bench-runs"},
+                 {"plan", "batch steps lr seed split synchronize sample bench-runs weights"},
+                 {"profile", "steps lr clip eval-every sample top-k bench-runs weights"},
                  {"train", "bench-batch bench-runs bench-steps bench-cpu bench-generate"},
-                 {"resume", "bench-batch bench-cpu"},
-                 {"init", "bench-runs"}};
+                 {"resume", "bench-batch bench-cpu weights"},
+                 {"init", "bench-runs weights"}};
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
         char words[512], *save;
         snprintf(words, sizeof words, "%s", modes[i].refused);
         for (char *name = strtok_r(words, " ", &save); name; name = strtok_r(NULL, " ", &save)) {
-            static const char *const values[] = {"yes", "1", "1e-4", "tail", "wkv_ssm", "f32", "HY", "16"};
+            static const char *const values[] = {"yes", "1", "1e-4", "tail", "wkv_ssm", "f32", "HY", "16", "int8"};
             hy_options o;
             char line[128], told[64];
             size_t k = 0;
@@ -135,6 +135,11 @@ static void test_options_of_modes(void) {
         says(2, "--bench 8 --bench-generate --bench-steps 2", "bench-steps: has no effect with --bench-generate", ""));
     CHECK(says(2, "--bench 8 --bench-generate --recompute", "recompute: has no effect with --bench-generate", ""));
     CHECK(says(2, "--bench 8 --lr 1", "lr: has no effect with --bench unless --bench-steps is given", ""));
+    CHECK(says(2, "--bench 8 --weights int8", "weights: has no effect with --bench unless --bench-generate is given", ""));
+    CHECK(
+        says(2, "--bench 8 --bench-generate --weights int8 --batch 65", "batch: 65 samples at once are too many", ""));
+    CHECK(says(2, "--bench 8 --bench-generate --weights int8 --bench-batch 1,99", "bench-batch: 99 samples at once are",
+               "the nearest is 64"));
 }
 
 static void test_options_refused(void) {
@@ -1307,6 +1312,7 @@ static const struct {
     {"eval", "", "m.st", ".xx.xxxxxx"},
     {"score", "", "q.csv", "xxxexxxxxx"},
     {"generate", "", "m.st", ".xxx.xxxxx"},
+    {"weights", "", "int8", "xxxxexxxxx"},
     {"device", "", "cpu", "sseesssxxs"},
     {"fallback", "--save x.st --device auto", "cpu", "sssxxxxxxx"},
     {"nccl", "", "off", "sssxxxxxsx"},
@@ -1641,21 +1647,21 @@ static void test_bench(void) { check_bench("--device cpu", "8,16", 4, 0); }
 
 /* Checks that --bench --bench-generate prints one row for each length and batch.  Times are per token of all samples.
  * The byte floor must not depend on the length; for more samples it grows only by their states. */
-static void check_bench_generate(const char *device) {
+static void check_bench_generate(const char *device, const char *weights, const char *name) {
     char *out, *save;
     int rows = 0;
     double floors[4] = {0};
     CHECK(run_program(&out,
                       "%s --data greek.txt --model HY --hidden 32 --layers 2 --bench 8,16 --bench-batch 1,3 "
-                      "--bench-generate --bench-runs 2",
-                      device) == 0);
+                      "--bench-generate --bench-runs 2 %s",
+                      device, weights) == 0);
     CHECK(strstr(out, "; copies ") && strstr(out, "GB/s, read and written; mean of 2 runs"));
     for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char *pass, whole[1024];
         double x[BENCH_COLUMNS];
         snprintf(whole, sizeof whole, "%s", line);
         if (!bench_row(line, &pass, x)) continue;
-        int ok = CHECK(rows < 4 && !strcmp(pass, "generate") && x[0] == 1 + rows % 2 * 2 && x[1] == 8 + rows / 2 * 8);
+        int ok = CHECK(rows < 4 && !strcmp(pass, name) && x[0] == 1 + rows % 2 * 2 && x[1] == 8 + rows / 2 * 8);
         ok &= CHECK(fabs(x[3] * x[5] / 1e3 / x[0] - 1) < 0.01 && x[9] >= 0 && x[10] > 0);
         for (int i = 12; i < 17; i++) ok &= CHECK(isnan(x[i]));
         ok &= CHECK(x[17] > 0 && x[17] < x[5]);
@@ -1667,7 +1673,10 @@ static void check_bench_generate(const char *device) {
     free(out);
 }
 
-static void test_bench_generate(void) { check_bench_generate("--device cpu"); }
+static void test_bench_generate(void) {
+    check_bench_generate("--device cpu", "", "generate");
+    check_bench_generate("--device cpu", "--weights int8", "generate-int8");
+}
 
 /* Checks --profile.  The rows must list parts and operators with the right numbers of calls, and bytes as counted by
  * hand.  The rows of a part must add up to the part.  element: bytes of an activation. */
@@ -1920,7 +1929,8 @@ static int device_is_absent(void) {
 static void test_device_bench(void) {
     check_bench("--device cuda --bench-runs 3 --dtype f32", "8", 2, 1e-3);
     check_bench("--device cuda --bench-runs 3 --dtype bf16", "8", 2, 0.3);
-    check_bench_generate("--device cuda");
+    check_bench_generate("--device cuda", "", "generate");
+    check_bench_generate("--device cuda", "--weights int8", "generate-int8");
 }
 
 static void test_device_check(void) {

@@ -26,7 +26,7 @@ struct ForwardParams {
     Cut cut;
     void* y;
     gt_stride y_stride;
-    float* state_out;
+    void* state_out; /* in.state_dtype */
 };
 
 template <class L>
@@ -40,13 +40,13 @@ constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 5; /* resident blocks of a mul
  * state_in, which may be the same memory.  j ascends, so the loop reads each input before it overwrites the input's
  * place. */
 template <class T>
-GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t row, int64_t d) {
+GT_DEV void store_state(const Problem& in, void* state_out, int64_t b, int64_t row, int64_t d) {
     const int J = in.W - 1;
     for (int j = 0; j < J; j++) {
         const int64_t t = in.T - J + j;
-        state_out[(row * in.D + d) * J + j] =
-            t < 0 ? state_input(in, row, d, (int)t)
-                  : Element<T>::load(static_cast<const T*>(in.x), offset_of(in.x_stride, b, t, d));
+        const float input = t < 0 ? state_input(in, row, d, (int)t)
+                                  : Element<T>::load(static_cast<const T*>(in.x), offset_of(in.x_stride, b, t, d));
+        store_as(state_out, in.state_dtype, (row * in.D + d) * J + j, input);
     }
 }
 

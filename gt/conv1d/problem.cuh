@@ -20,7 +20,8 @@ struct Problem {
     const float *weight, *bias;
     const void* x;
     gt_stride x_stride;
-    const float* state_in;
+    const void* state_in;
+    gt_dtype state_dtype; /* of state_in and state_out; fp32 in backward */
     bool state_in_shared;
     gt_stride pool_stride; /* strides of the pool's channels and columns, if there is a pool */
     Sequences sequences;
@@ -36,6 +37,7 @@ static inline Problem problem_of(const gt_conv1d_args& a) {
     in.x = a.x;
     in.x_stride = a.x_stride;
     in.state_in = a.state_in;
+    in.state_dtype = a.state_dtype;
     in.state_in_shared = a.state_in_shared;
     in.sequences = sequences_of(a, a.state_out_stride.b);
     in.pool_stride = a.state_out_stride;
@@ -75,11 +77,14 @@ GT_DEV float gradient_of_sum(bool has_silu, float pre, float dy) {
 GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
     const int64_t J = p.W - 1, j = t + J;
     if (!p.state_in || j < 0) return 0.0f;
-    if (p.sequences.pool.slots) {
-        const float* const start = start_row(p.sequences, p.state_in, 0, row);
-        return start ? start[d * p.pool_stride.t + j * p.pool_stride.h] : 0.0f;
+    const StatePool& pool = p.sequences.pool;
+    int64_t at = ((p.state_in_shared ? 0 : row) * p.D + d) * J + j;
+    if (pool.slots) {
+        const int64_t slot = pool.starts_zero && pool.starts_zero[row] ? -1 : pool_row(pool, row);
+        if (slot < 0) return 0.0f;
+        at = slot * pool.stride + d * p.pool_stride.t + j * p.pool_stride.h;
     }
-    return p.state_in[((p.state_in_shared ? 0 : row) * p.D + d) * J + j];
+    return load_as(p.state_in, p.state_dtype, at);
 }
 
 /* The parameters of VEC channels in a kernel for any width.  Taps before `first` do not exist.  They are skipped, not

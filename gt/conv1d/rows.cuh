@@ -157,12 +157,12 @@ template <class T, bool HAS_STATE, int COUNT>
 GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, const Segment<T>& me, int t) {
     constexpr int J = COUNT - Segment<T>::N;
     if (t - J >= me.start) return;
-    const float* state = HAS_STATE ? p.state_in : nullptr;
-    if (state) state += (p.state_in_shared ? channel % p.D : channel) * J;
+    const bool has_state = HAS_STATE && p.state_in;
+    const int64_t first = has_state ? (p.state_in_shared ? channel % p.D : channel) * J : 0;
     GT_UNROLL
     for (int i = 0; i < COUNT; i++) {
         const int j = t + i - me.start; /* index into the state's inputs */
-        if (j < J) e[i] = state && j >= 0 ? state[j] : 0.0f;
+        if (j < J) e[i] = has_state && j >= 0 ? load_as(p.state_in, p.state_dtype, first + j) : 0.0f;
     }
 }
 

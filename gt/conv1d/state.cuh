@@ -42,7 +42,7 @@ static inline int64_t strand_blocks(const gt_conv1d_args& a, int64_t strands) {
  * bytes: up to 3 tokens of x and of state_in of every sequence; state_out once. */
 struct StateParams {
     Problem in;
-    float* state_out;
+    void* state_out; /* in.state_dtype */
     int64_t strands;
 };
 
@@ -65,13 +65,14 @@ state_kernel(const GT_GRID_CONSTANT StateParams p) {
                                              offset_of(in.x_stride, its.b, its.first + t, me.d))
                           : state_input(in, s, me.d, (int)t);
         }
-        float* const end = end_row(in.sequences, p.state_out, in.D * J, s);
-        if (!end) continue;
-        const bool has_pool = in.sequences.pool.slots;
-        const int64_t channel = has_pool ? in.pool_stride.t : J, column = has_pool ? in.pool_stride.h : 1;
+        const StatePool& pool = in.sequences.pool;
+        const int64_t row = pool.slots ? pool_row(pool, s) : s;
+        if (row < 0) continue;
+        const int64_t first = pool.slots ? row * pool.stride + me.d * in.pool_stride.t : (row * in.D + me.d) * J;
+        const int64_t column = pool.slots ? in.pool_stride.h : 1;
         GT_UNROLL
         for (int i = 0; i < HALO; i++)
-            if (i >= HALO - J) end[me.d * channel + (i - (HALO - J)) * column] = e[i];
+            if (i >= HALO - J) store_as(p.state_out, in.state_dtype, first + (i - (HALO - J)) * column, e[i]);
     }
 }
 

@@ -368,8 +368,10 @@ GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const RunT
         } else {
             GT_UNROLL
             for (int v = 0; v < L::VEC; v++) {
-                const int64_t d = lane_channel<L>(x.me) + v;
-                window[i][v] = v < x.me.channels ? state_input(p, bounds.sequence, d, past - bounds.begin) : 0.0f;
+                /* without made_here the compiler computes addresses earlier and keeps them in registers */
+                const int64_t d = lane_channel<L>(x.me) + made_here(v);
+                const int early = made_here(past - bounds.begin);
+                window[i][v] = v < x.me.channels ? state_input(p, bounds.sequence, d, early) : 0.0f;
             }
         }
     }

@@ -415,6 +415,22 @@ class Packed(Quiet):
                 for got, expected in zip(donated(jax.tree.map(lambda pool: pool * 1, pools), given), (y, *after)):
                     self.same(got, expected, op)
 
+    def test_pools_of_16_bits(self):
+        """A pool of 16 bits gives the bits of a float32 pool with the same states, and new states are rounded."""
+        for device, op, dtype in itertools.product(DEVICES, ("wkv6", "ssd", "conv1d"), ("bfloat16", "float16")):
+            with self.subTest(op=op, device=device, dtype=dtype), jax.default_device(device):
+                given = make(op, B=1, rows=6)
+                small = given.pop("state").astype(dtype)
+                run = jax.jit(lambda given, state, op=op: getattr(gt, op)(
+                    **given, state=state, cu_seqlens=jnp.array([0, 7, 15, 19]), slots=jnp.array([4, -1, 0]),
+                    starts_zero=jnp.array([0, 0, 1])))
+                y, state = run(given, small)
+                right, after = run(given, small.astype(jnp.float32))
+                self.same(y, right, op)
+                self.assertEqual(state.dtype, small.dtype)
+                self.same(state.astype(jnp.float32), after.astype(dtype).astype(jnp.float32), op)
+                self.assertTrue((state != small).any())
+
     def test_gradients_and_seq_count(self):
         given = make("ssd", B=1, rows=3)
         cu = jnp.array([0, 7, 19, 19])
@@ -547,6 +563,7 @@ class Errors(Quiet):
     def test_arguments(self):
         x, s, k = make("ssd"), make("selective_scan"), make("conv_ssd", T=1)
         p, cu, two = make("ssd", B=1, rows=3), jnp.array([0, 7, 19]), jnp.array([0, 1], jnp.int32)
+        q = make("conv_ssd", B=1, rows=3)
         cases = [
             ("ssd: dt has shape", lambda: gt.ssd(**{**x, "dt": x["dt"][:, :3]})),
             ("ssd: A is None", lambda: gt.ssd(**{**x, "A": None})),
@@ -571,8 +588,10 @@ class Errors(Quiet):
             ("ssd: cu_seqlens is None", lambda: gt.ssd(**x, slots=two)),
             ("ssd: state is None", lambda: gt.ssd(**{**p, "state": None}, cu_seqlens=cu, slots=two)),
             ("ssd: state has shape", lambda: gt.ssd(**{**p, "state": p["state"][0]}, cu_seqlens=cu, slots=two)),
-            ("ssd: state has dtype bfloat16: must be float32", lambda: gt.ssd(
-                **{**p, "state": p["state"].astype("bfloat16")}, cu_seqlens=cu, slots=two)),
+            ("ssd: state has dtype float64: must be float32", lambda: gt.ssd(
+                **{**p, "state": p["state"].astype(jnp.float64)}, cu_seqlens=cu, slots=two)),
+            ("conv_ssd: state has dtype bfloat16: must be float32", lambda: gt.conv_ssd(
+                **{**q, "state": q["state"].astype("bfloat16")}, cu_seqlens=cu, slots=two, **NEEDED["conv_ssd"])),
             ("ssd: slots has shape", lambda: gt.ssd(**p, cu_seqlens=cu, slots=two[:1])),
             ("ssd: starts_zero has shape", lambda: gt.ssd(**p, cu_seqlens=cu, slots=two, starts_zero=two[:1])),
             ("selective_scan: A has shape", lambda: gt.selective_scan(**{**s, "A": s["A"].T})),

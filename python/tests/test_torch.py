@@ -780,6 +780,23 @@ class Pools(unittest.TestCase):
                     expected[[4, 1, 0]] = final[[0, 1, 3]]
                     self.assertTrue(torch.equal(pool, expected))
 
+    def test_16_bits(self):
+        """A pool of 16 bits gives the bits of a float32 pool with the same states, and the new states are rounded."""
+        ops = [op for op in self.OPS if op != "conv_ssd"]
+        for device, op, gap, dtype in itertools.product(DEVICES, ops, (False, True), (torch.bfloat16, torch.float16)):
+            with self.subTest(device=device, op=op, gap=gap, dtype=dtype), torch.no_grad():
+                tensors, pools = self.make(op, device, gap=gap)
+                wide = pools["state"]
+                small = torch.empty_strided(wide.shape, wide.stride(), dtype=dtype, device=device).copy_(wide)
+                before = wide.copy_(small).clone()
+                options = {"cu_seqlens": torch.tensor([0, 7, 7, 15, 19], device=device),
+                           "slots": torch.tensor([4, 1, -1, 0], device=device),
+                           "starts_zero": torch.tensor([False, False, True, True], device=device)}
+                y = self.call(op, tensors, {"state": small}, **options)
+                self.assertTrue(torch.equal(y, self.call(op, tensors, {"state": wide}, **options)))
+                self.assertTrue(torch.equal(small, wide.to(dtype)))
+                self.assertFalse(torch.equal(wide, before))
+
     def test_chunked_prefill(self):
         """A sequence in two calls ends like in one call.  seq_count keeps the call from touching later sequences."""
         for device, op in itertools.product(DEVICES, self.OPS):
@@ -838,7 +855,6 @@ class Pools(unittest.TestCase):
                     ({**right, name: pool[0]}, f"{name} has shape "),
                     ({**right, name: pool[:0]}, f"{name} has shape .*: "),
                     ({**right, name: pool.double()}, f"{name} has dtype torch.float64: must be torch.float32"),
-                    ({**right, name: pool.bfloat16()}, f"{name} has dtype torch.bfloat16: must be torch.float32"),
                     ({**right, name: pool[:1].expand_as(pool)}, f"{name} has strides .*: must be contiguous, because"),
                     ({**right, name: torch._neg_view(pool)}, f"{name} is a negated view: must be a plain tensor")):
                 before = {key: value.clone() for key, value in pools.items()}
@@ -853,9 +869,10 @@ class Pools(unittest.TestCase):
                                                           "place .* or use a call without slots"):
                 self.call(op, make(op, B=1, rows=4), pools, **right)
         tensors, pools = self.make("conv_ssd", "cpu")
-        text = r"state has shape \[5, 4, 6, 8\]: must be \[6,H,P,N\]"
-        with torch.no_grad(), self.assertRaisesRegex(ArgumentError, text):
-            self.call("conv_ssd", tensors, {**pools, "state": pools["state"][:5]}, **right)
+        for state, text in ((pools["state"][:5], r"state has shape \[5, 4, 6, 8\]: must be \[6,H,P,N\]"),
+                            (pools["state"].bfloat16(), "state has dtype torch.bfloat16: must be torch.float32")):
+            with self.subTest(text=text), torch.no_grad(), self.assertRaisesRegex(ArgumentError, text):
+                self.call("conv_ssd", tensors, {**pools, "state": state}, **right)
 
 
 class Layouts(unittest.TestCase):

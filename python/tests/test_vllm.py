@@ -123,6 +123,13 @@ class Convolution(Case):
         self.near(y.t().cpu(), right, dtype, state)
         self.assertTrue(torch.equal(pool, expected))
 
+    def test_prefill_copies_no_states(self):
+        """A prefill leaves float32 and 16-bit states in their pool."""
+        with unittest.mock.patch.object(vllm, "_take_rows") as take:
+            for state in (torch.float32, torch.bfloat16, torch.float16):
+                self.check_prefill("cpu", state=state, layout="transposed", columns=W + 1)
+        take.assert_not_called()
+
     def test_one_token_and_more(self):
         dtypes = itertools.product((torch.float32, torch.bfloat16), TOLERANCE)
         cases = [dict(dtype=a, state=b, layout=layout) for a, b in dtypes for layout in (None, "apart", "transposed")]

@@ -7,10 +7,10 @@ install() replaces vLLM's functions by these.  vLLM runs models in several proce
 the environment has GT_KERNELS_VLLM=1.  The functions also work without vLLM.
 
 Arguments have vLLM's names, order and defaults.  A state is a row of a pool and is updated in place.  A pool may have
-any floating dtype and any strides.  Packed rows are not copied if they are float32, or in a step also if they have 16
-bits.  selective_scan_step also needs the rows one after another, and prefill of Mamba-1 always copies.  An index equal
-to null_block_id or outside the pool is padding: its state is neither read nor written, and its output is 0 or comes
-from a state of zeros.  No call waits for the device.
+any floating dtype and any strides.  Packed rows are not copied if they are float32, or in a step and in a prefill of a
+convolution also if they have 16 bits.  selective_scan_step also needs the rows one after another, and prefill of
+Mamba-1 always copies.  An index equal to null_block_id or outside the pool is padding: its state is neither read nor
+written, and its output is 0 or comes from a state of zeros.  No call waits for the device.
 
 A bad argument raises ArgumentError, and an unsupported one UnsupportedError, before a state changes.  Mamba-1's prefix
 cache with a state in every block is not supported (block_idx_first_scheduled_token, block_idx_last_scheduled_token,
@@ -155,9 +155,9 @@ def _conv(x, weight, bias, state, bounds, slots, fresh, activation):
         return torch.zeros_like(x)
     slots = torch.where(_lengths(bounds) > 0, slots, -1)
     options = {"activation": activation, "cu_seqlens": bounds, "starts_zero": fresh}
-    if state.dtype == torch.float32:
+    if state.dtype in DTYPES:
         return gt.conv1d(x[None], weight, bias, state, slots=slots, **options)[0]
-    rows, places, is_named = _take_rows(state, slots)  # forward's kernels need float32 states
+    rows, places, is_named = _take_rows(state, slots)
     pool = rows.float()
     own = torch.where(is_named, torch.arange(len(slots), device=x.device), -1)
     y = gt.conv1d(x[None], weight, bias, pool, slots=own, **options)[0]

@@ -18,7 +18,8 @@ For every function
   Pools      wkv6, ssd, conv1d and conv_ssd take packed sequences with slots [sequences]: state is then a pool of rows,
              and slots[s] is the row of sequence s.  The call returns (y, pool); donate the pool, else XLA copies it.
              starts_zero [sequences], bool or integers: a sequence whose element is not 0 starts from zero.  A sequence
-             whose row lies outside of the pool is skipped, its y is 0.  No derivatives.
+             whose row lies outside of the pool is skipped, its y is 0.  No derivatives.  A pool of wkv6, ssd and conv1d
+             may be bfloat16 or float16: each new state is then rounded to nearest.
   recompute  True: only the inputs are saved for backward, which computes again all else that it needs.
   Steps      return (y, state).  XLA updates the memory of the state in place if the caller donates it.
   Transforms jit, grad, scan, checkpoint, vmap and shard_map over batch and heads.  vmap makes one larger call where

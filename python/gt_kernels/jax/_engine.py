@@ -141,7 +141,8 @@ class Call:
         dtype = values[operator.tensors[0].field].dtype
         struct.dtype = DTYPES[dtype.name]
         for field, value in values.items():
-            if self.name == "step" and "state_out" in field and operator.parameter_dtype:
+            written = self.in_place(field) if call == "pool" else field if call == "step" else ""
+            if "state_out" in written and operator.parameter_dtype:
                 struct.state_dtype = DTYPES[value.dtype.name]
             if self.shapes.kind_of.get(schema_name(field)) == "w":
                 put(struct, companion(field), DTYPES[value.dtype.name])
@@ -151,7 +152,7 @@ class Call:
             tensor = self.tensor_of_gradient(field)
             if field in self.words:
                 output = next(o for o in operator.outputs if field == o.field)
-                state = values.get(field)  # of a step
+                state = named.get(schema_name(field)) if call in ("step", "pool") else None
                 found[field] = (self.shapes.shape(output.shape, sizes, rows),
                                 dtype if output.kind == "x" else self.companion_dtype(struct, field, dtype)
                                 if output.kind == "w" else jnp.float32 if state is None else state.dtype)
@@ -332,7 +333,7 @@ class Function:
                 right = "float32, bfloat16 or float16" if first.name not in DTYPES else str(first)
                 self.refuse(function, name, f"has dtype {array.dtype}: must be {right}", c.GT_ERROR_DTYPE)
             if kind == "f" and ("state_out" in field or ("state_in" in field and "slots" in fields)):
-                right = DTYPES if "state_out" in field and self.operator.parameter_dtype else ("float32",)
+                right = DTYPES if self.operator.parameter_dtype else ("float32",)
                 if array.dtype.name not in right:
                     self.refuse(function, name, f"has dtype {array.dtype}: must be {' or '.join(right)}",
                                 c.GT_ERROR_DTYPE)

@@ -22,7 +22,8 @@ For every function
              and slots[s] is the row of sequence s.  Its state is read there and updated in place; the call returns y
              alone, without gradients.  starts_zero [sequences], bool or integers: a sequence whose element is not 0
              starts from zero.  A sequence whose row lies outside of the pool is skipped, its y is 0.  No two sequences
-             may have the same row.  Rows may lie apart; conv1d takes a pool in any strides.
+             may have the same row.  Rows may lie apart; conv1d takes a pool in any strides.  A pool of wkv6, ssd and
+             conv1d may be bfloat16 or float16: each new state is then rounded to nearest.
   recompute  True: only the inputs are saved for backward, which computes again all else that it needs.
   Results    repeat bit for bit.  No gradients of gradients.
   Transforms torch.func and forward-mode derivatives work or raise; no tangent is lost.

@@ -220,7 +220,8 @@ class Planner(Shapes):
             kind = self.kind_of[name]
             right = {"x": (dtype,), "p": (dtype,), "w": (dtype, torch.float32), "i": (torch.int32,),
                      "b": (torch.uint8,), "f": (torch.float32,), "P": (torch.float32,)}[kind]
-            if call == "step" and (kind == "P" or (name == "state_out" and self.operator.parameter_dtype)):
+            has_own = call in ("step", "pool") and name == "state_out" and self.operator.parameter_dtype
+            if has_own or (call == "step" and kind == "P"):
                 right = tuple(DTYPES)
             if call == "step" and kind == "P":
                 right = parameters = parameters or (right if value.dtype not in right else (value.dtype,))
@@ -236,7 +237,7 @@ class Planner(Shapes):
                 put(struct, companion(self.field_of[name]), DTYPES[value.dtype])
             if call == "step" and kind == "P":
                 setattr(struct, self.operator.parameter_dtype, DTYPES[value.dtype])
-            if call == "step" and name == "state_out" and self.operator.parameter_dtype:
+            if has_own:
                 struct.state_dtype = DTYPES[value.dtype]
         struct.dtype = DTYPES[dtype]
 
