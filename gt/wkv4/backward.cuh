@@ -91,19 +91,26 @@ GT_DEV uint32_t difference_at(int t) {
 template <class T, bool PLAIN, int COUNT>
 GT_DEV void share_tokens(State& s, float& mean, const Channel& c, uint32_t stage, int t) {
     using Tile = BackwardTile<T>;
+    constexpr bool EXACT = std::is_same<T, float>::value;
     float k[COUNT], v[COUNT];
     GT_UNROLL
     for (int i = 0; i < COUNT; i++) k[i] = value_at<T>(stage, t + i), v[i] = value_at<T>(stage + Tile::ARRAY, t + i);
-    GT_UNROLL
-    for (int i = 0; i < COUNT; i++) {
-        Token token;
-        token.meet<PLAIN, true, std::is_same<T, float>::value>(s, c, k[i]);
-        s = token.after(v[i]);
-        const float inverse = rcp_approx(s.b + FLT_MIN);
-        sts<Shares>(shares_at<T>(t + i), {token.weight * inverse, token.b * inverse, token.share, token.others});
-        sts<float>(difference_at<T>(t + i), v[i] - mean);
-        mean = s.a * inverse;
-    }
+    const auto process = [&](auto meet) {
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            Token token;
+            meet(token, k[i]);
+            s = token.after(v[i]);
+            const float inverse = rcp_approx(s.b + FLT_MIN);
+            sts<Shares>(shares_at<T>(t + i), {token.weight * inverse, token.b * inverse, token.share, token.others});
+            sts<float>(difference_at<T>(t + i), v[i] - mean);
+            mean = s.a * inverse;
+        }
+    };
+    if (PLAIN && COUNT > 1 && share_p<EXACT>(s, c, k))
+        process([&](Token& token, float key) { token.meet_shared<true, EXACT>(s, c, key); });
+    else
+        process([&](Token& token, float key) { token.meet<PLAIN, true, EXACT>(s, c, key); });
 }
 
 template <class T, bool PLAIN>
@@ -159,7 +166,7 @@ GT_DEV void gradient_tokens(Gradient& G, uint32_t dy_at, int t, Outputs<T>& out,
     }
 }
 
-constexpr int GRADIENT_UNROLL = 4; /* tokens */
+constexpr int GRADIENT_UNROLL = 8; /* tokens */
 
 /* Goes backwards through tokens t ... tokens-1 of a chunk. */
 template <class T, bool WRITES>

@@ -10,11 +10,11 @@
  * SHARED MEMORY: STAGES tiles, 12 KB.  While a warp reads one tile, cp.async fills STAGES - 1 others: 8 KB per warp.
  * With 4 warps on each of 132 multiprocessors, 4 MB are in flight.  At 4.8 TB/s this covers a latency of 0.9
  * microseconds.
- * REGISTERS: 16 loaded values, a state, and the parameters of a channel; 64 in all.
- * ISSUE SLOTS per token and channel: loads and conversions 4, p 2, two exponentials 6, a and b 6, y 6, its store 4;
- * together 28.  The special function unit takes 3 of them, 8 clocks each.  B = 8 with D = 2048 gives 512 warps, one per
- * scheduler.  In the time that the bytes need, a scheduler has 37 slots per token.  The chain of dependent steps is
- * short: a maximum for p, and two products for a and b.
+ * REGISTERS: 32 loaded values, a state, and the parameters of a channel; 108 in all.
+ * ISSUE SLOTS per token and channel: loads and conversions 4, one exponential 3, a and b 4, y 7, its store 4; p and its
+ * check 3 (see share_p); together 25.  Copies and the checkpoint of a tile add 8.  The special function unit takes 2 of
+ * them, 8 clocks each.  B = 8 with D = 2048 gives 512 warps, one per scheduler.  Alone there, a warp issues an
+ * instruction every 2.3 clocks, so a token takes 76 clocks; its bytes take 41.
  * BYTES per token and channel, bf16: k, v and y 2 each; a checkpoint 12 / 32.
  * SEGMENTS.  If there are few channels, sequences are cut into segments, and forward makes two launches.  The local
  * pass stores the end state of every segment except the last.  A segment starts from a neutral state there, the first
@@ -78,17 +78,24 @@ GT_DEV State forward_start(const ForwardParams& p, const Channel& c, const Place
  * branch between two tokens would stop the compiler from interleaving their instructions. */
 template <class T, bool PLAIN, bool HAS_Y, int COUNT>
 GT_DEV void forward_tokens(State& s, const Channel& c, uint32_t k_at, uint32_t v_at, int t, T*& y, int64_t y_step) {
+    constexpr bool EXACT = std::is_same<T, float>::value;
     float k[COUNT], v[COUNT];
     T made[COUNT];
     GT_UNROLL
     for (int i = 0; i < COUNT; i++) k[i] = value_at<T>(k_at, t + i), v[i] = value_at<T>(v_at, t + i);
-    GT_UNROLL
-    for (int i = 0; i < COUNT; i++) {
-        Token token;
-        token.meet<PLAIN, HAS_Y, std::is_same<T, float>::value>(s, c, k[i]);
-        if (HAS_Y) Element<T>::store(made, i, fma_rn(token.share, v[i], token.rest));
-        s = token.after(v[i]);
-    }
+    const auto process = [&](auto meet) {
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            Token token;
+            meet(token, k[i]);
+            if (HAS_Y) Element<T>::store(made, i, fma_rn(token.share, v[i], token.rest));
+            s = token.after(v[i]);
+        }
+    };
+    if (PLAIN && COUNT > 1 && share_p<EXACT>(s, c, k))
+        process([&](Token& token, float key) { token.meet_shared<HAS_Y, EXACT>(s, c, key); });
+    else
+        process([&](Token& token, float key) { token.meet<PLAIN, HAS_Y, EXACT>(s, c, key); });
     if constexpr (HAS_Y) {
         if (!c.exists) return;
         GT_UNROLL

@@ -11,7 +11,7 @@ namespace wkv4 {
 
 constexpr int CHANNELS = 32;   /* channels of a block, which is one warp: one channel per lane */
 constexpr int CHECKPOINT = 32; /* tokens of a chunk, which begins with a state that forward saves for backward */
-constexpr int UNROLL = 8;      /* tokens whose loads from shared memory are in flight together */
+constexpr int UNROLL = 16;     /* tokens whose loads from shared memory are in flight together */
 
 /* The prepared arguments of a call, as every kernel gets them. */
 struct Problem {
@@ -48,11 +48,13 @@ struct Channel {
     /* exp(g) - 1 if |g| <= 2, else 0; a and b are scaled by 1 + delta.  This form is accurate for decays near 1. */
     float delta;
     float whole; /* g if |g| > 2, else 0; it is added to p */
+    float least; /* of b at the start of a group of tokens that share p (see share_p); infinite if |g| > 2 */
     float u;
     float factor; /* exp(u + g).  y uses the state after its decay, so the token's weight in y gets exp(g), too */
 };
 
 constexpr float LARGEST_LOG = 1e30f, STRONG_DECAY = -2.0f;
+constexpr float LEAST_SHARED = 0x1p-40f;
 
 /* Limit of |u + g|.  Beyond it, exp(u + g) times a weight may leave the range of fp32, or the state's weight may be
  * lost.  Then y has weights of its own (Token::meet without PLAIN). */
@@ -70,6 +72,7 @@ GT_DEV Channel channel_of(const Problem& in, int64_t d) {
     c.slope = in.decay == GT_DECAY_LOG ? 1.0f : c.log;
     const bool is_strong = c.log < STRONG_DECAY || c.log > -STRONG_DECAY;
     c.whole = is_strong ? c.log : 0.0f;
+    c.least = is_strong ? INFINITY : LEAST_SHARED;
     c.delta = is_strong ? 0.0f : c.log < 0.05f ? expm1_neg(c.log) : exp_accurate(c.log) - 1.0f;
     c.factor = exp_accurate(c.u + c.log);
     return c;
@@ -134,7 +137,35 @@ struct Token {
         }
     }
     GT_METHOD State after(float v) const { return {fma_rn(weight, v, a), b + weight, p}; }
+
+    /* The same as meet<true,...> for a token of a group that shares p (see share_p): p does not change. */
+    template <bool HAS_Y, bool EXACT>
+    GT_METHOD void meet_shared(const State& s, const Channel& c, float k) {
+        p = s.p;
+        weight = exp_of<EXACT>(k - p);
+        a = fma_rn(c.delta, s.a, s.a), b = fma_rn(c.delta, s.b, s.b);
+        if constexpr (HAS_Y) {
+            const float of_y = weight * c.factor, inverse = rcp_approx(b + of_y + FLT_MIN);
+            share = of_y * inverse, rest = a * inverse, others = b * inverse;
+        }
+    }
 };
+
+/* Raises p to the largest key of a group of COUNT tokens, at most 16, if the channel loses no digits by that.  Then no
+ * token of the group changes p, so the exponentials of all its tokens can be computed together.  Otherwise returns
+ * false and changes nothing.  Each lane decides for itself, because a channel's bits must not depend on its neighbours.
+ * A group may share p if b stays above LEAST_SHARED.  In the group b decays by a factor of exp(-32) at most, so it is at
+ * least 2^-87, and a value that is flushed to 0 is less than 2^-39 of it. */
+template <bool EXACT, int COUNT>
+GT_DEV bool share_p(State& s, const Channel& c, const float (&k)[COUNT]) {
+    float top = s.p;
+    GT_UNROLL
+    for (int i = 0; i < COUNT; i++) top = fmaxf(top, k[i]);
+    const float keep = exp_of<EXACT>(s.p - top);
+    if (!(s.b * keep >= c.least)) return false;
+    s = {s.a * keep, s.b * keep, top};
+    return true;
+}
 
 /* ---- where a block works --------------------------------------------------------------------------------------- */
 
