@@ -174,22 +174,36 @@ struct WeightRing {
     const StepParams& p;
     uint32_t stages; /* address of this thread's bytes of stage 0 */
     int unit, part, group, step, stage;
+    const int8_t *first, *second; /* the lane's columns of step 0, of the outputs g and g + 8; NULL: no such output */
 
+    GT_METHOD WeightRing(const StepParams& params, uint32_t at, int its_unit, int its_part)
+        : p(params), stages(at), unit(its_unit), part(its_part), group(block_x()), step(its_part), stage(0) {
+        find_outputs();
+    }
+    GT_METHOD void find_outputs() {
+        const int64_t o = ((int64_t)group * p.units + unit) * STEP_OUTPUTS + lane_id() / 4;
+        first = o < p.O ? p.weight + o * p.in.D + 16 * (lane_id() % 4) : nullptr;
+        second = o + 8 < p.O ? first + 8 * p.in.D : nullptr;
+    }
     GT_METHOD void fetch() {
         if (group < p.groups) {
-            const int64_t o = ((int64_t)group * p.units + unit) * STEP_OUTPUTS + lane_id() / 4;
-            const int64_t d = STEP_COLUMNS * step + 16 * (lane_id() % 4);
-            GT_UNROLL
-            for (int half = 0; half < 2; half++) {
-                const bool exists = d < p.in.D && o + 8 * half < p.O;
-                cp_async<16>(stages + stage * C::STAGE + half * 16 * C::THREADS,
-                             p.weight + (exists ? (o + 8 * half) * p.in.D + d : 0), exists ? 16 : 0);
-            }
+            const uint32_t to = stages + stage * C::STAGE;
+            const int column = STEP_COLUMNS * step;
+            const bool exists = column + 16 * (lane_id() % 4) < (int)p.in.D;
+            fetch_piece(to, first, column, exists);
+            fetch_piece(to + 16 * C::THREADS, second, column, exists);
             step += p.parts;
-            if (step >= p.steps) step = part, group += grid_x();
+            if (step >= p.steps) {
+                step = part, group += grid_x();
+                find_outputs();
+            }
         }
         cp_async_commit();
         stage = stage + 1 == p.stages ? 0 : stage + 1;
+    }
+    GT_METHOD void fetch_piece(uint32_t to, const int8_t* of_output, int column, bool exists) {
+        const bool is_there = exists && of_output;
+        cp_async_stream(to, is_there ? of_output + column : p.weight, is_there ? 16 : 0);
     }
 
     /* Waits for the oldest stage and reads it.  The next fetch() fills this stage again. */
@@ -256,7 +270,7 @@ step_tensor_kernel(const GT_GRID_CONSTANT StepParams p) {
     const uint32_t smem = smem_base();
     const int unit = warp_id() % p.units, part = warp_id() / p.units, pitch = C::pitch(p.slab_steps);
     const bool works = part < p.parts;
-    WeightRing<C> ring = {p, smem + C::RING + 16 * thread_id(), unit, part, block_x(), part, 0};
+    WeightRing<C> ring(p, smem + C::RING + 16 * thread_id(), unit, part);
     for (int i = 0; i < p.stages && works; i++) ring.fetch();
     step_moments<C>(p, smem);
     const uint32_t n = smem + C::RING + p.stages * C::STAGE + lane_id() / 4 * pitch + lane_id() % 4 * 32;
