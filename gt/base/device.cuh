@@ -134,6 +134,7 @@ namespace gt {
  * | cp_async<BYTES>(addr, p, n)        | cp.async of 4, 8 or 16 bytes, global to shared: copies n |
  * |                                    | bytes (even, 0 to BYTES, default all) and zero-fills the |
  * |                                    | rest; addr and p aligned to BYTES, even where n is 0     |
+ * | cp_async_stream(addr, p, n)        | cp_async<16> from a large array that is read once        |
  * | cp_async_commit()                  | closes the calling thread's group of copies              |
  * | cp_async_wait<N>()                 | waits until at most the N latest groups of the calling   |
  * |                                    | thread are in flight; other threads see the data only    |
@@ -292,6 +293,18 @@ GT_DEV void cp_async(uint32_t addr, const void* source, int copied = BYTES) {
         }
         sts<uint32_t>(addr + 4 * i, word);
     }
+#endif
+}
+
+/* Copies 16 bytes of a large array that a kernel reads once.  The L2 cache then fetches all 256 bytes around them, so
+ * memory reads whole pages although adjacent pieces of a row belong to different lanes or come later. */
+GT_DEV void cp_async_stream(uint32_t addr, const void* source, int copied) {
+#if GT_SM80
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(addr),
+                 "l"(__cvta_generic_to_global(source)), "r"(copied)
+                 : "memory");
+#else
+    cp_async<16>(addr, source, copied);
 #endif
 }
 

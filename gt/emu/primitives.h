@@ -65,6 +65,9 @@ void cp_async(uint32_t addr, const void* source, int copied = BYTES, emu::Site s
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async moves 4, 8 or 16 bytes");
     emu::machine.copy(addr, source, BYTES, copied, site);
 }
+inline void cp_async_stream(uint32_t addr, const void* source, int copied, emu::Site site = emu::Site::here()) {
+    emu::machine.copy(addr, source, 16, copied, site);
+}
 
 template <class T>
 T* global_pointer(void* pointer) {

@@ -19,20 +19,21 @@ static inline bool step_uses_tensor_cores(const gt_rmsnorm_linear_args& a, const
            is_aligned(a.gamma, 0, 4, 16) && is_aligned(a.beta, 0, 4, 16);
 }
 
-/* Divides a block's shared memory between the ring of weights and the slab of n.  The ring has 8 stages if 8 steps of n
- * fit beside it, otherwise 4 stages.  If n has at most 8 steps, one of them must fit.  Returns false if not even one
- * step fits beside 4 stages. */
+/* Divides a block's shared memory between the ring of weights and the slab of n.  The ring has 8 stages if all of n, or
+ * at least 8 of its steps, fit beside it; but it has only 4 stages if this makes room for all of n.  Returns false if
+ * not even one step fits beside 4 stages. */
 template <class C>
 static bool plan_slab(StepParams* p, const Device& device) {
-    for (p->stages = 8; p->stages >= 4; p->stages -= 4) {
-        const int left = device.shared_bytes - C::bytes(p->stages, 0);
-        const int fits = left / (C::bytes(0, 1) - C::bytes(0, 0));
-        if (left < 0 || fits < (p->stages == 8 && p->steps > 8 ? 8 : 1)) continue;
-        const int slabs = (int)ceil_div(p->steps, fits);
-        p->slab_steps = (int)ceil_div(p->steps, slabs);
-        if (p->slab_steps <= fits) return true;
-    }
-    return false;
+    const auto steps_beside = [&](int stages) {
+        const int left = device.shared_bytes - C::bytes(stages, 0);
+        return left < 0 ? 0 : left / (C::bytes(0, 1) - C::bytes(0, 0));
+    };
+    const bool takes_8 = steps_beside(8) >= p->steps || (steps_beside(8) >= 8 && steps_beside(4) < p->steps);
+    p->stages = takes_8 ? 8 : 4;
+    const int fits = steps_beside(p->stages);
+    if (fits == 0) return false;
+    p->slab_steps = (int)ceil_div(p->steps, ceil_div(p->steps, fits));
+    return true;
 }
 
 static inline gt_status launch_step_any(const StepParams& p, const Device& device, gt_stream stream) {
