@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times gt_kernels.jax beside lax.scan and lax.associative_scan, forward and backward, and the overhead of a call:
 
-    python3 bench/jax_rows.py --lib build/libgt_kernels.so --csv jax.csv
+    python3 bench/jax_rows.py --csv jax.csv
 
---lib names the shared library (-Dshared_library=true or -Dpython=true); without it the installed package is timed.
+It times the installed package.
 Each group of rows runs in its own process with a time limit, so a peer that lacks memory ends neither the others nor
 the script.  A comment reports its error.  Rows appear as soon as they are ready.
 
@@ -20,7 +20,6 @@ import functools
 import os
 import subprocess
 import sys
-import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -39,18 +38,6 @@ def groups(small):
 
 
 # ---- in the process of a group ------------------------------------------------------------------------
-
-def package(lib, folder):
-    """The Python package around a library of the build."""
-    target = os.path.join(folder, 'gt_kernels')
-    os.makedirs(target)
-    source = os.path.join(ROOT, 'python', 'gt_kernels')
-    for name in os.listdir(source):
-        os.symlink(os.path.join(source, name), os.path.join(target, name))
-    os.symlink(os.path.abspath(lib), os.path.join(target, 'libgt_kernels.so'))
-    subprocess.run([sys.executable, os.path.join(ROOT, 'tools', 'python_header.py'), os.path.join(ROOT, 'gt_kernels.h'),
-                    os.path.join(target, '_header.py')], check=True)
-
 
 def inputs(op, sizes, dtype):
     import jax.numpy as jnp
@@ -221,7 +208,6 @@ def write_row(op, pass_, impl, dtype, shape, ms, rel_err, mem_mib):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--lib', help='file of the shared library of gt_kernels')
     parser.add_argument('--csv', help='also write the rows there')
     parser.add_argument('--only', default='',
                         help='run only groups whose name contains this, such as "selective_scan float32 gt"')
@@ -231,17 +217,13 @@ def main():
     parser.add_argument('--small', action='store_true', help='small sizes, to try the script')
     parser.add_argument('--group', help=argparse.SUPPRESS)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        if args.lib:
-            package(args.lib, folder)
-            sys.path.insert(0, folder)
-        if args.group == 'overhead':
-            return run_overhead(write_row)
-        if args.group:
-            row, dtype, impl = args.group.split()
-            op, sizes = (SMALL if args.small else ROWS)[int(row)]
-            return run_group(op, sizes, dtype, impl, write_row)
-        return run_all(args)
+    if args.group == 'overhead':
+        return run_overhead(write_row)
+    if args.group:
+        row, dtype, impl = args.group.split()
+        op, sizes = (SMALL if args.small else ROWS)[int(row)]
+        return run_group(op, sizes, dtype, impl, write_row)
+    return run_all(args)
 
 
 def run_all(args):
@@ -272,7 +254,6 @@ def run_all(args):
             failed += 1
             continue
         command = [sys.executable, os.path.abspath(__file__), '--group', group]
-        command += ['--lib', args.lib] if args.lib else []
         command += ['--small'] if args.small else []
         try:
             run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
