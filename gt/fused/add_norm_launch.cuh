@@ -55,10 +55,14 @@ static inline unsigned threads_for(const Params& p, int groups) {
     return threads;
 }
 
-/* Blocks of backward.  Each block stores a row of partial sums. */
-static inline int64_t backward_blocks(int64_t M, const Device& device) {
-    const int64_t most = 2 * (int64_t)device.multiprocessors;
-    return M < most ? M : most;
+/* Blocks of backward: as many as run at once, with 110 registers a thread, and at least 2 a multiprocessor.  Each block
+ * stores a row of partial sums, so it takes at least 16 rows, unless every multiprocessor then had less than 2 blocks. */
+static inline int64_t backward_blocks(const Params& p, const Device& device) {
+    const int64_t threads = threads_for(p, 1), least = 2 * (int64_t)device.multiprocessors;
+    const int64_t at_once = device.multiprocessors * (512 / threads), of_rows = p.M / 16;
+    int64_t blocks = at_once < of_rows ? at_once : of_rows;
+    if (blocks < least) blocks = least;
+    return p.M < blocks ? p.M : blocks;
 }
 
 /* Calls launch(kernel, threads of a block, name of the kernel) for the kernel that serves the call. */
@@ -97,7 +101,7 @@ static inline gt_status forward(const gt_add_norm_args& a, const Device& device,
 
 static inline gt_status backward(const gt_add_norm_args& a, const Device& device, gt_stream stream) {
     Params p = params_of(a, GT_BACKWARD);
-    const int64_t blocks = backward_blocks(a.M, device);
+    const int64_t blocks = backward_blocks(p, device);
     Arena arena(a.workspace);
     RowSums sums;
     p.dgamma = sums.take(arena, a.dgamma, blocks, a.D);
@@ -116,8 +120,9 @@ static inline gt_status answer(const gt_add_norm_args& a, const Device& device, 
     *need = {0, 0, 0, 0, 0};
     Arena arena(nullptr);
     RowSums sums;
-    sums.take(arena, a.dgamma, backward_blocks(a.M, device), a.D);
-    sums.take(arena, a.dbeta, backward_blocks(a.M, device), a.D);
+    const int64_t blocks = backward_blocks(params_of(a, GT_BACKWARD), device);
+    sums.take(arena, a.dgamma, blocks, a.D);
+    sums.take(arena, a.dbeta, blocks, a.D);
     need->backward = arena.bytes();
     return GT_OK;
 }
