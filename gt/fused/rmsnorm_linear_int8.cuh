@@ -164,28 +164,20 @@ GT_DEV void step_normalise(const StepParams& p, uint32_t smem, int first) {
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* The steps of a part, and the step after `step`: after the last one comes the first one. */
-GT_DEV int steps_of_part(const StepParams& p, int part) { return (p.steps - part + p.parts - 1) / p.parts; }
-GT_DEV int next_step(const StepParams& p, int part, int step) {
-    return step + p.parts < p.steps ? step + p.parts : part;
-}
-
 struct alignas(16) StepWords {
     uint32_t w[4];
 };
 
-/* A thread's ring of weights.  The next fetch() loads `step` of `group` into `stage`.  After the last step of its part
- * comes the first one; `left` steps of the group are left. */
+/* A thread's ring of weights.  The next fetch() loads `step` of `group` into `stage`. */
 template <class C>
 struct WeightRing {
     const StepParams& p;
     uint32_t stages; /* address of this thread's bytes of stage 0 */
-    int unit, part, group, step, left, stage;
+    int unit, part, group, step, stage;
     const int8_t *first, *second; /* the lane's columns of step 0, of the outputs g and g + 8; NULL: no such output */
 
-    GT_METHOD WeightRing(const StepParams& params, uint32_t at, int its_unit, int its_part, int start)
-        : p(params), stages(at), unit(its_unit), part(its_part), group(block_x()), step(start),
-          left(steps_of_part(params, its_part)), stage(0) {
+    GT_METHOD WeightRing(const StepParams& params, uint32_t at, int its_unit, int its_part)
+        : p(params), stages(at), unit(its_unit), part(its_part), group(block_x()), step(its_part), stage(0) {
         find_outputs();
     }
     GT_METHOD void find_outputs() {
@@ -200,9 +192,9 @@ struct WeightRing {
             const bool exists = column + 16 * (lane_id() % 4) < (int)p.in.D;
             fetch_piece(to, first, column, exists);
             fetch_piece(to + 16 * C::THREADS, second, column, exists);
-            step = next_step(p, part, step);
-            if (--left == 0) {
-                left = steps_of_part(p, part), group += grid_x();
+            step += p.parts;
+            if (step >= p.steps) {
+                step = part, group += grid_x();
                 find_outputs();
             }
         }
@@ -278,16 +270,14 @@ step_tensor_kernel(const GT_GRID_CONSTANT StepParams p) {
     const uint32_t smem = smem_base();
     const int unit = warp_id() % p.units, part = warp_id() / p.units, pitch = C::pitch(p.slab_steps);
     const bool works = part < p.parts;
-    const bool is_whole = p.slab_steps >= p.steps; /* n of all columns stays in shared memory */
-    /* Rows of the weight are often some KB apart.  Units that start at different columns use all channels of memory. */
-    const int start = is_whole && works ? part + p.parts * ((block_x() * p.units + unit) % steps_of_part(p, part)) : part;
-    WeightRing<C> ring(p, smem + C::RING + 16 * thread_id(), unit, part, start);
+    WeightRing<C> ring(p, smem + C::RING + 16 * thread_id(), unit, part);
     for (int i = 0; i < p.stages && works; i++) ring.fetch();
     step_moments<C>(p, smem);
     const uint32_t n = smem + C::RING + p.stages * C::STAGE + lane_id() / 4 * pitch + lane_id() % 4 * 32;
-    int step = start;
+    const bool is_whole = p.slab_steps >= p.steps; /* n of all columns stays in shared memory */
     for (int group = block_x(); group < p.groups; group += grid_x()) {
         float sums[C::TILES][4] = {};
+        int step = part;
         for (int first = 0; first < p.steps; first += p.slab_steps) {
             if (group == block_x() || !is_whole) {
                 sync_threads(); /* all moments are stored, and no warp still reads the previous slab */
@@ -295,17 +285,14 @@ step_tensor_kernel(const GT_GRID_CONSTANT StepParams p) {
                 sync_threads();
             }
             const int end = first + p.slab_steps < p.steps ? first + p.slab_steps : p.steps;
-            const int count = is_whole ? steps_of_part(p, part) : (end - step + p.parts - 1) / p.parts;
             GT_NO_UNROLL
-            for (int i = 0; works && i < count; i++) {
+            for (; works && step < end; step += p.parts) {
                 StepWords q[2];
                 ring.wait(q);
                 step_products<C>(sums, q, n + 2 * STEP_COLUMNS * (step - first), pitch);
                 ring.fetch();
-                step = is_whole ? next_step(p, part, step) : step + p.parts;
             }
         }
-        if (!is_whole) step = part;
         if (works) {
             const int g = lane_id() / 4, j = lane_id() % 4;
             GT_UNROLL
