@@ -61,6 +61,23 @@ class Rows:
                 return row
         raise Failure(f'{self.name}: no row with {keys}')
 
+    def all(self, **keys):
+        """All rows with these values, at least one."""
+        self.find(**keys)
+        keys = {key.rstrip('_'): str(value) for key, value in keys.items()}
+        return [row for row in self.rows if all(row.get(key) == value for key, value in keys.items())]
+
+    def starting(self, column, start):
+        """The first value of a column that begins with start."""
+        for row in self.rows:
+            if row.get(column, '').startswith(start):
+                return row[column]
+        raise Failure(f'{self.name}: no {column} begins with {start}')
+
+
+def mean(rows, column):
+    return sum(float(row[column]) for row in rows) / len(rows)
+
 
 def significant(number, digits):
     """1234.5 with 3 digits: 1,230."""
@@ -213,6 +230,33 @@ def texts():
     yield readme, f'trains on {million:.1f} million tokens a second'
     yield training, f'`HY` with 64 windows of 256 trains on {million:.1f} million tokens a second'
 
+
+    # ---- ranks on two GPUs ----
+    multi = Rows('h200_multi.csv')
+    nccl = multi.starting('transport', 'NCCL')
+
+    def ranks(name, batch, keys, digits, waits=False):
+        rows = multi.all(batch=batch, **keys)
+        waiting = f" {mean(rows, 'waiting'):.1f} % of a step |" if waits else ' |'
+        return (f"| {name} | {batch} | {mean(rows, 'tokens_per_s') / 1e6:.2f} million | "
+                f"{mean(rows, 'ms_per_step'):.{digits}f} |{waiting}")
+
+    def rate(**keys):
+        return mean(multi.all(**keys), 'tokens_per_s')
+
+    scaling, one = 'docs/scaling.md', dict(part='one', transport='none')
+    for cells in (ranks('one process', 64, one, 3),
+                  ranks('one rank with NCCL', 64, dict(part='one', transport=nccl), 3, True),
+                  ranks('weak scaling: two GPUs, NCCL', 128, dict(part='weak', transport=nccl), 3, True),
+                  ranks('strong scaling: two GPUs, NCCL', 64, dict(part='strong', transport=nccl), 3, True),
+                  ranks('two GPUs, MPI through host memory', 128, dict(part='weak', transport='MPI'), 2),
+                  ranks('two processes on one GPU, MPI', 128, dict(part='shared', transport='MPI'), 2)):
+        yield scaling, cells
+    weak = 50 * rate(part='weak', transport=nccl) / rate(**one)
+    yield scaling, f'with 64 windows each train on {weak:.1f} % of twice the tokens'
+    yield scaling, f"share 64 windows are {rate(part='strong', transport=nccl) / rate(**one):.2f} times as fast"
+    cost = mean(multi.all(part='one', transport=nccl), 'ms_per_step') / mean(multi.all(**one), 'ms_per_step') - 1
+    yield scaling, f'With one rank NCCL costs {100 * cost:.1f} % of a step'
 
     # ---- estimates for other GPUs ----
     # Data sheets: GB/s, and TFLOP/s of dense bf16 products with fp32 sums.
