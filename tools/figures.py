@@ -32,6 +32,13 @@ PLANS = ['--model HY --dtype f32 --plan 8,16,32,64 --seq 64',
          '--model Mamba-2 --plan 8 --seq 4096',
          '--model GF --hidden 2048 --layers 13 --head-size 64 --plan 16 --seq 1024']
 
+# Functions of rows in docs/lab/norms.md; the first four are in docs/performance.md, too.
+ROWS = [('add_norm', shape) for shape in ('M16384 D128', 'M65536 D512', 'M32768 D1024', 'M32768 D2048', 'M32768 D4096',
+                                          'M32768 D5120')] + \
+       [('norm_gate', shape) for shape in ('M16384 D128 RMS', 'M65536 D512 RMS', 'M32768 D1024 RMS', 'M32768 D2048 RMS',
+                                           'M32768 D4096 RMS', 'M16384 D128 heads of 32', 'M30000 D256 heads of 64',
+                                           'M65536 D512 heads of 64')]
+
 
 class Failure(Exception):
     pass
@@ -257,6 +264,18 @@ def texts():
     yield scaling, f"share 64 windows are {rate(part='strong', transport=nccl) / rate(**one):.2f} times as fast"
     cost = mean(multi.all(part='one', transport=nccl), 'ms_per_step') / mean(multi.all(**one), 'ms_per_step') - 1
     yield scaling, f'With one rank NCCL costs {100 * cost:.1f} % of a step'
+
+    # ---- functions of rows beside torch.compile ----
+    def pair(op, shape, impl):
+        return ' / '.join(milliseconds(peers.find(op=op, pass_=pass_, impl=impl, dtype='bf16', shape=shape))
+                          for pass_ in ('fwd', 'bwd'))
+
+    for op, shape in ROWS:
+        yield 'docs/lab/norms.md', (f"| {op}, {shape} | {pair(op, shape, 'gt_kernels.torch')} | "
+                                    f"{pair(op, shape, 'torch.compile')} | {pair(op, shape, 'torch')} |")
+    for op, shape in ROWS[:4]:
+        yield 'docs/performance.md', (f"| {shape} | {pair(op, shape, 'gt_kernels.torch')} | "
+                                      f"{pair(op, shape, 'torch.compile')} |")
 
     # ---- estimates for other GPUs ----
     # Data sheets: GB/s, and TFLOP/s of dense bf16 products with fp32 sums.
