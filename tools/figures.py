@@ -277,6 +277,34 @@ def texts():
         yield 'docs/performance.md', (f"| {shape} | {pair(op, shape, 'gt_kernels.torch')} | "
                                       f"{pair(op, shape, 'torch.compile')} |")
 
+    # ---- the selective scan in JAX ----
+    jax = Rows('h200_jax.csv')
+    scan = {(impl, pass_): jax.find(op='selective_scan', pass_=pass_, impl=impl, dtype='f32', shape='B8 T2048 D1024 N16')
+            for impl in ('gt', 'lax.scan', 'lax.associative_scan') for pass_ in ('fwd', 'bwd')}
+
+    def both(write, *impls):
+        """A number of forward and of backward."""
+        return ' and '.join(write(*(scan[impl, pass_] for impl in impls)) for pass_ in ('fwd', 'bwd'))
+
+    def factor(other, own):
+        return significant(ms(other) / ms(own), 2)
+
+    def mib(row):
+        return whole(row['mem_mib'])
+
+    def short(row):
+        return significant(ms(row), 3)
+
+    times = f"{both(short, 'gt')} ms against {both(short, 'lax.associative_scan')}, and against {both(short, 'lax.scan')}"
+    yield seeds, (f"{both(factor, 'lax.associative_scan', 'gt')} times as fast as `lax.associative_scan`, "
+                  f"{both(factor, 'lax.scan', 'gt')} times as fast as `lax.scan`, forward and backward, "
+                  f'B8 T2048 D1024 N16 in fp32 ({times})')
+    yield seeds, (f"{mib(scan['gt', 'fwd'])} MiB instead of {mib(scan['lax.associative_scan', 'fwd'])} in forward, "
+                  f"{mib(scan['gt', 'bwd'])} instead of {mib(scan['lax.associative_scan', 'bwd'])} in backward")
+    yield 'docs/xla.md', (f"{short(scan['gt', 'fwd'])} ms forward and {short(scan['gt', 'bwd'])} ms backward. "
+                          f"`lax.associative_scan` takes {both(factor, 'lax.associative_scan', 'gt')} times as long, and "
+                          f"{both(mib, 'lax.associative_scan')} MiB instead of {both(mib, 'gt')}")
+
     # ---- estimates for other GPUs ----
     # Data sheets: GB/s, and TFLOP/s of dense bf16 products with fp32 sums.
     h200 = 4800, 990
