@@ -277,6 +277,30 @@ def texts():
         yield 'docs/performance.md', (f"| {shape} | {pair(op, shape, 'gt_kernels.torch')} | "
                                       f"{pair(op, shape, 'torch.compile')} |")
 
+    # ---- whole models in plain PyTorch ----
+    whole_models = Rows('h200_plain.csv')
+
+    def beside(model_, pass_, launch, memory_too=False):
+        """How many times as fast the model is on gt_kernels.torch, with both times."""
+        slow, fast = (whole_models.find(model=model_, pass_=pass_, launch=launch, impl=impl)
+                      for impl in ('plain PyTorch', 'gt_kernels.torch'))
+        times_ = [float(row['latency_ms']) for row in (slow, fast)]
+        used = f", {whole(slow['peak_mib'])} to {whole(fast['peak_mib'])} MiB" if memory_too else ''
+        return (f'{times_[0] / times_[1]:.0f} times{{}} (' +
+                ' to '.join(significant(time, 3) for time in times_) + f' ms{used})')
+
+    def both_passes(model_, launch, memory_too=False):
+        return (beside(model_, 'inf', launch).format(' as fast in inference') + ', ' +
+                beside(model_, 'fwd+bwd', launch, memory_too).format(' in forward and backward'))
+
+    yield seeds, both_passes('HY', 'graph', True)
+    yield seeds, both_passes('HY', 'eager')
+    yield seeds, both_passes('RWKV-6 24x2048', 'eager', True)
+    graphs = [significant(float(whole_models.find(model='RWKV-6 24x2048', pass_=pass_, launch='graph',
+                                                  impl='gt_kernels.torch')['latency_ms']), 3)
+              for pass_ in ('inf', 'fwd+bwd')]
+    yield seeds, f'As graphs `gt_kernels.torch` takes {graphs[0]} and {graphs[1]} ms'
+
     # ---- the selective scan in JAX ----
     jax = Rows('h200_jax.csv')
     scan = {(impl, pass_): jax.find(op='selective_scan', pass_=pass_, impl=impl, dtype='f32', shape='B8 T2048 D1024 N16')
