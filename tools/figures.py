@@ -277,6 +277,20 @@ def texts():
         yield 'docs/performance.md', (f"| {shape} | {pair(op, shape, 'gt_kernels.torch')} | "
                                       f"{pair(op, shape, 'torch.compile')} |")
 
+    # ---- the recipe for a small text ----
+    recipe = Rows('h200_recipe.csv')
+    tried = len(recipe.rows) - 6  # the last six rows are those of three seeds
+    for name in 'HY', 'GF':
+        seeded = [row for row in recipe.rows[tried:] if row['model'] == name]
+        yield training, (f"{', '.join(row['held_out_loss'] for row in seeded)} | "
+                         f"{mean(seeded, 'held_out_loss'):.3f} |")
+    for row in recipe.rows[:tried]:
+        model_ = '' if row['model'] == 'HY' else f"--model {row['model']} "
+        words = (model_ + row['other']).split()
+        options = ' '.join(f'`{name[2:]} {value}`' for name, value in zip(words[::2], words[1::2]))
+        yield training, (f"| {row['batch']}, {row['steps']} | {row['lr']} | {row['dropout']} | "
+                         f"{row['weight_decay'] or '0.1'} | {options}{' ' if options else ''}| {row['held_out_loss']} |")
+
     # ---- whole models in plain PyTorch ----
     whole_models = Rows('h200_plain.csv')
 
