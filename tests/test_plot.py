@@ -245,7 +245,8 @@ class PlotTest(unittest.TestCase):
                               '| 1.0 to 9.6 times faster |')
         slow = self.put('two.csv', bench_rows(
             ('ref', 'B1 T1 H1 N64 z', 1, 1), ('q', 'B1 T1 H1 N64 z', .5, .25), ('gt', 'B1 T1 H1 N64 z', .1, .1),
-            ('ref', 'B1 T1 H1 N64', 1, 1), ('q', 'B1 T1 H1 N64', 100, .01), ('gt_ptx', 'B1 T1 H1 N64', .1, .1)))
+            ('ref', 'B1 T1 H1 N64', 1, 1), ('q', 'B1 T1 H1 N64', 100, .01), ('gt_ptx', 'B1 T1 H1 N64', .1, .1),
+            ('gt_kernels.torch', 'B1 T1 H1 N64', .1, .1)))
         row = self.plot('table', '--impl', 'ref', slow, '--row', 'wkv6 bf16 B1 T1 H1 N64 z')
         self.assertIn('| q | 0.500 / 0.250 | **2.7 times slower** | 2.0 to 4.0 times slower |', row)
         row = self.plot('table', '--impl', 'ref', slow, '--row', 'wkv6 bf16 B1 T1 H1 N64')

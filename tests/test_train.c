@@ -76,7 +76,7 @@ static void test_options_values(void) {
         const char *name;
         long long steps, batch, seq;
     } configs[] = {
-        {"quick", 200, 8, 64}, {"default", 5000, 8, 256}, {"8m-50k", 50000, 32, 64}, {"shakespeare", 400, 64, 256}};
+        {"quick", 200, 8, 64}, {"default", 5000, 8, 256}, {"8m-50k", 50000, 32, 64}, {"shakespeare", 1220, 32, 256}};
     for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
         char line[1024];
         snprintf(line, sizeof line, "%s%s/%s.yaml --seed 3", i % 2 ? "--config " : "--config=", HY_CONFIGS,

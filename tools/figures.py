@@ -32,6 +32,13 @@ PLANS = ['--model HY --dtype f32 --plan 8,16,32,64 --seq 64',
          '--model Mamba-2 --plan 8 --seq 4096',
          '--model GF --hidden 2048 --layers 13 --head-size 64 --plan 16 --seq 1024']
 
+# Functions of rows in docs/lab/norms.md; the first four are in docs/performance.md, too.
+ROWS = [('add_norm', shape) for shape in ('M16384 D128', 'M65536 D512', 'M32768 D1024', 'M32768 D2048', 'M32768 D4096',
+                                          'M32768 D5120')] + \
+       [('norm_gate', shape) for shape in ('M16384 D128 RMS', 'M65536 D512 RMS', 'M32768 D1024 RMS', 'M32768 D2048 RMS',
+                                           'M32768 D4096 RMS', 'M16384 D128 heads of 32', 'M30000 D256 heads of 64',
+                                           'M65536 D512 heads of 64')]
+
 
 class Failure(Exception):
     pass
@@ -60,6 +67,23 @@ class Rows:
             if all(row.get(key) == value for key, value in keys.items()):
                 return row
         raise Failure(f'{self.name}: no row with {keys}')
+
+    def all(self, **keys):
+        """All rows with these values, at least one."""
+        self.find(**keys)
+        keys = {key.rstrip('_'): str(value) for key, value in keys.items()}
+        return [row for row in self.rows if all(row.get(key) == value for key, value in keys.items())]
+
+    def starting(self, column, start):
+        """The first value of a column that begins with start."""
+        for row in self.rows:
+            if row.get(column, '').startswith(start):
+                return row[column]
+        raise Failure(f'{self.name}: no {column} begins with {start}')
+
+
+def mean(rows, column):
+    return sum(float(row[column]) for row in rows) / len(rows)
 
 
 def significant(number, digits):
@@ -213,6 +237,111 @@ def texts():
     yield readme, f'trains on {million:.1f} million tokens a second'
     yield training, f'`HY` with 64 windows of 256 trains on {million:.1f} million tokens a second'
 
+
+    # ---- ranks on two GPUs ----
+    multi = Rows('h200_multi.csv')
+    nccl = multi.starting('transport', 'NCCL')
+
+    def ranks(name, batch, keys, digits, waits=False):
+        rows = multi.all(batch=batch, **keys)
+        waiting = f" {mean(rows, 'waiting'):.1f} % of a step |" if waits else ' |'
+        return (f"| {name} | {batch} | {mean(rows, 'tokens_per_s') / 1e6:.2f} million | "
+                f"{mean(rows, 'ms_per_step'):.{digits}f} |{waiting}")
+
+    def rate(**keys):
+        return mean(multi.all(**keys), 'tokens_per_s')
+
+    scaling, one = 'docs/scaling.md', dict(part='one', transport='none')
+    for cells in (ranks('one process', 64, one, 3),
+                  ranks('one rank with NCCL', 64, dict(part='one', transport=nccl), 3, True),
+                  ranks('weak scaling: two GPUs, NCCL', 128, dict(part='weak', transport=nccl), 3, True),
+                  ranks('strong scaling: two GPUs, NCCL', 64, dict(part='strong', transport=nccl), 3, True),
+                  ranks('two GPUs, MPI through host memory', 128, dict(part='weak', transport='MPI'), 2),
+                  ranks('two processes on one GPU, MPI', 128, dict(part='shared', transport='MPI'), 2)):
+        yield scaling, cells
+    weak = 50 * rate(part='weak', transport=nccl) / rate(**one)
+    yield scaling, f'with 64 windows each train on {weak:.1f} % of twice the tokens'
+    yield scaling, f"share 64 windows are {rate(part='strong', transport=nccl) / rate(**one):.2f} times as fast"
+    cost = mean(multi.all(part='one', transport=nccl), 'ms_per_step') / mean(multi.all(**one), 'ms_per_step') - 1
+    yield scaling, f'With one rank NCCL costs {100 * cost:.1f} % of a step'
+
+    # ---- functions of rows beside torch.compile ----
+    def pair(op, shape, impl):
+        return ' / '.join(milliseconds(peers.find(op=op, pass_=pass_, impl=impl, dtype='bf16', shape=shape))
+                          for pass_ in ('fwd', 'bwd'))
+
+    for op, shape in ROWS:
+        yield 'docs/lab/norms.md', (f"| {op}, {shape} | {pair(op, shape, 'gt_kernels.torch')} | "
+                                    f"{pair(op, shape, 'torch.compile')} | {pair(op, shape, 'torch')} |")
+    for op, shape in ROWS[:4]:
+        yield 'docs/performance.md', (f"| {shape} | {pair(op, shape, 'gt_kernels.torch')} | "
+                                      f"{pair(op, shape, 'torch.compile')} |")
+
+    # ---- the recipe for a small text ----
+    recipe = Rows('h200_recipe.csv')
+    tried = len(recipe.rows) - 6  # the last six rows are those of three seeds
+    for name in 'HY', 'GF':
+        seeded = [row for row in recipe.rows[tried:] if row['model'] == name]
+        yield training, (f"{', '.join(row['held_out_loss'] for row in seeded)} | "
+                         f"{mean(seeded, 'held_out_loss'):.3f} |")
+    for row in recipe.rows[:tried]:
+        model_ = '' if row['model'] == 'HY' else f"--model {row['model']} "
+        words = (model_ + row['other']).split()
+        options = ' '.join(f'`{name[2:]} {value}`' for name, value in zip(words[::2], words[1::2]))
+        yield training, (f"| {row['batch']}, {row['steps']} | {row['lr']} | {row['dropout']} | "
+                         f"{row['weight_decay'] or '0.1'} | {options}{' ' if options else ''}| {row['held_out_loss']} |")
+
+    # ---- whole models in plain PyTorch ----
+    whole_models = Rows('h200_plain.csv')
+
+    def beside(model_, pass_, launch, memory_too=False):
+        """How many times as fast the model is on gt_kernels.torch, with both times."""
+        slow, fast = (whole_models.find(model=model_, pass_=pass_, launch=launch, impl=impl)
+                      for impl in ('plain PyTorch', 'gt_kernels.torch'))
+        times_ = [float(row['latency_ms']) for row in (slow, fast)]
+        used = f", {whole(slow['peak_mib'])} to {whole(fast['peak_mib'])} MiB" if memory_too else ''
+        return (f'{times_[0] / times_[1]:.0f} times{{}} (' +
+                ' to '.join(significant(time, 3) for time in times_) + f' ms{used})')
+
+    def both_passes(model_, launch, memory_too=False):
+        return (beside(model_, 'inf', launch).format(' as fast in inference') + ', ' +
+                beside(model_, 'fwd+bwd', launch, memory_too).format(' in forward and backward'))
+
+    yield seeds, both_passes('HY', 'graph', True)
+    yield seeds, both_passes('HY', 'eager')
+    yield seeds, both_passes('RWKV-6 24x2048', 'eager', True)
+    graphs = [significant(float(whole_models.find(model='RWKV-6 24x2048', pass_=pass_, launch='graph',
+                                                  impl='gt_kernels.torch')['latency_ms']), 3)
+              for pass_ in ('inf', 'fwd+bwd')]
+    yield seeds, f'As graphs `gt_kernels.torch` takes {graphs[0]} and {graphs[1]} ms'
+
+    # ---- the selective scan in JAX ----
+    jax = Rows('h200_jax.csv')
+    scan = {(impl, pass_): jax.find(op='selective_scan', pass_=pass_, impl=impl, dtype='f32', shape='B8 T2048 D1024 N16')
+            for impl in ('gt', 'lax.scan', 'lax.associative_scan') for pass_ in ('fwd', 'bwd')}
+
+    def both(write, *impls):
+        """A number of forward and of backward."""
+        return ' and '.join(write(*(scan[impl, pass_] for impl in impls)) for pass_ in ('fwd', 'bwd'))
+
+    def factor(other, own):
+        return significant(ms(other) / ms(own), 2)
+
+    def mib(row):
+        return whole(row['mem_mib'])
+
+    def short(row):
+        return significant(ms(row), 3)
+
+    times = f"{both(short, 'gt')} ms against {both(short, 'lax.associative_scan')}, and against {both(short, 'lax.scan')}"
+    yield seeds, (f"{both(factor, 'lax.associative_scan', 'gt')} times as fast as `lax.associative_scan`, "
+                  f"{both(factor, 'lax.scan', 'gt')} times as fast as `lax.scan`, forward and backward, "
+                  f'B8 T2048 D1024 N16 in fp32 ({times})')
+    yield seeds, (f"{mib(scan['gt', 'fwd'])} MiB instead of {mib(scan['lax.associative_scan', 'fwd'])} in forward, "
+                  f"{mib(scan['gt', 'bwd'])} instead of {mib(scan['lax.associative_scan', 'bwd'])} in backward")
+    yield 'docs/xla.md', (f"{short(scan['gt', 'fwd'])} ms forward and {short(scan['gt', 'bwd'])} ms backward. "
+                          f"`lax.associative_scan` takes {both(factor, 'lax.associative_scan', 'gt')} times as long, and "
+                          f"{both(mib, 'lax.associative_scan')} MiB instead of {both(mib, 'gt')}")
 
     # ---- estimates for other GPUs ----
     # Data sheets: GB/s, and TFLOP/s of dense bf16 products with fp32 sums.

@@ -11,7 +11,7 @@
     results-table                      its table
 
 The suffix of FILE in -o FILE is .svg, .png or .pdf.  Rows of BENCH.csv whose impl is gt are ours,
-unless --impl names another; of gt, gt_ptx and ref the other two are left out; all else are peers.
+unless --impl names another; other rows of gt, gt_ptx, ref and this package are left out; all else are peers.
 An SVG follows the reader's light or dark mode.  The same input gives the same bytes with the same
 Matplotlib.  Status: 0 done, 1 a file cannot be read or written, 2 a bad command line.
 
@@ -33,7 +33,7 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-OURS = ('gt', 'gt_ptx', 'ref')  # our own benches' names of the implementation
+OURS = ('gt', 'gt_ptx', 'ref', 'gt_kernels.torch', 'gt_kernels.jax')  # names of this library in results
 
 # The files and rows that README.md shows.
 RESULTS = ['bench/results/h200.csv', 'bench/results/h200_peers.csv']
