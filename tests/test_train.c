@@ -135,7 +135,8 @@ static void test_options_of_modes(void) {
         says(2, "--bench 8 --bench-generate --bench-steps 2", "bench-steps: has no effect with --bench-generate", ""));
     CHECK(says(2, "--bench 8 --bench-generate --recompute", "recompute: has no effect with --bench-generate", ""));
     CHECK(says(2, "--bench 8 --lr 1", "lr: has no effect with --bench unless --bench-steps is given", ""));
-    CHECK(says(2, "--bench 8 --weights int8", "weights: has no effect with --bench unless --bench-generate is given", ""));
+    CHECK(says(2, "--bench 8 --weights int8", "weights: has no effect with --bench unless --bench-generate is given",
+               ""));
     CHECK(
         says(2, "--bench 8 --bench-generate --weights int8 --batch 65", "batch: 65 samples at once are too many", ""));
     CHECK(says(2, "--bench 8 --bench-generate --weights int8 --bench-batch 1,99", "bench-batch: 99 samples at once are",

@@ -55,8 +55,8 @@ static inline unsigned threads_for(const Params& p, int groups) {
     return threads;
 }
 
-/* Blocks of backward: as many as run at once, with 110 registers a thread, and at least 2 a multiprocessor.  Each block
- * stores a row of partial sums, so it takes at least 16 rows, unless every multiprocessor then had less than 2 blocks. */
+/* Blocks of backward: as many as run at once if a thread has 110 registers.  Each block stores a row of partial sums,
+ * so it takes at least 16 rows.  But there are at least 2 blocks a multiprocessor. */
 static inline int64_t backward_blocks(const Params& p, const Device& device) {
     const int64_t least = 2 * (int64_t)device.multiprocessors, of_rows = p.M / 16;
     const int64_t at_once = p.D <= MOST / 2 ? device.multiprocessors * (512 / (int64_t)threads_for(p, 1)) : 0;

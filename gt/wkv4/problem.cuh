@@ -154,8 +154,8 @@ struct Token {
 /* Raises p to the largest key of a group of COUNT tokens, at most 16, if the channel loses no digits by that.  Then no
  * token of the group changes p, so the exponentials of all its tokens can be computed together.  Otherwise returns
  * false and changes nothing.  Each lane decides for itself, because a channel's bits must not depend on its neighbours.
- * A group may share p if b stays above LEAST_SHARED.  In the group b decays by a factor of exp(-32) at most, so it is at
- * least 2^-87, and a value that is flushed to 0 is less than 2^-39 of it. */
+ * A group may share p if b stays above LEAST_SHARED.  In the group b decays by a factor of exp(-32) at most.  So b is
+ * at least 2^-87, and a value that is flushed to 0 is less than 2^-39 of b. */
 template <bool EXACT, int COUNT>
 GT_DEV bool share_p(State& s, const Channel& c, const float (&k)[COUNT]) {
     float top = s.p;
