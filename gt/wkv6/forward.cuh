@@ -449,6 +449,9 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
                 y_row += half ? (SUB_CHUNK - 1) * p.y_stride.t : p.y_stride.t;
             }
         }
+        const int done = sub_chunk + UNROLLED;
+        if (p.snapshots.data && done % SUB_CHUNKS == 0)
+            if (float* to = snapshot_of<C>(p, work_of<C>(smem), sub, SUB_CHUNK * done)) me.store(to);
     }
     /* Compute the span again: no registers are left to keep it over the loop. */
     const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), sub);

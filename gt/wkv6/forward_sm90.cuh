@@ -422,6 +422,8 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
         GT_UNROLL
         for (int i = 0; (any & IS_SCALED) && i < C::GROUPS; i++) me.scale_group(i, me.scales + offset);
         typename C::Buffers{smem}.free(sub_chunk);
+        if (C::MAKES_Y && p.snapshots.data && sub_chunk % SUB_CHUNKS == SUB_CHUNKS - 1)
+            if (float* to = snapshot_of<C>(p, work_of<C>(smem), 0, SUB_CHUNK * (sub_chunk + 1))) me.store(to);
     }
     const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0); /* computed again to save registers in the loop */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);

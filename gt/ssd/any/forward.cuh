@@ -94,6 +94,11 @@ GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item
             }
         }
         update_state(s, state, tokens, C::X, C::WEIGHT, C::B);
+        if (p.snapshots.data && sub_chunk % SUB_CHUNKS == SUB_CHUNKS - 1) {
+            const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+            float* const to = snapshot_row(in, p.snapshots, same, (sub_chunk + 1) * SUB_CHUNK);
+            if (to) store_state(in, s, to + state_of(in, s, 0), state);
+        }
         sync_threads();
     }
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* computed again, because no

@@ -489,6 +489,11 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         cp_async_commit();
         if (!active) continue;
         state.template update<T>(x, 0, unit_warp, B, weights, chunk_decay(addresses));
+        if (p.snapshots.data && chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1) {
+            const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item());
+            float* const to = snapshot_row(in, p.snapshots, same, (chunk + 1) * CHUNK);
+            if (to) state.store(to + unit_state(in, cursor, unit, 0), cursor.row0(unit) + 16 * unit_warp, in);
+        }
     }
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again, which
                                                                                             * needs no registers during

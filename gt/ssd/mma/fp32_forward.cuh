@@ -487,6 +487,11 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         add_split_pairs<Tile>(smem, x(unit), unit, unit_warp, y);
         store_split_y<Tile>(p, smem, x(unit), cursor, chunk, unit, unit_warp, y);
         state.update(x(unit), unit_warp, B(), weights(unit));
+        if (p.snapshots.data && chunk % SLOT_SHORTS == SLOT_SHORTS - 1) {
+            const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item());
+            float* const to = snapshot_row(in, p.snapshots, same, (chunk + 1) * SHORT);
+            if (to) state.store(to + unit_state(in, cursor, unit, 0), cursor.row0(unit) + 16 * unit_warp, in);
+        }
     }
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again */
     const int unit = unit_here(), unit_warp = part_here();

@@ -598,6 +598,13 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
             forward_split_unit(p, me, n, chunk, S, state);
             ring.free(n);
             me.wait(); /* all warps have read M */
+            if (p.snapshots.data && chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1) {
+                float* const to =
+                    snapshot_row(in, p.snapshots, ordered_span(in, me.cursor().item()), (chunk + 1) * CHUNK);
+                if (to && me.cursor().exists(me.unit()))
+                    state.store(to + me.cursor().state(in, me.unit(), 0),
+                                me.cursor().row0(me.unit()) + 16 * me.unit_warp(), in);
+            }
         }
         item = me.cursor().item();
         const Span same = ordered_span(in, item); /* computed again, because no registers are left to keep it */
