@@ -820,8 +820,8 @@ static double unwritten(gt_dtype dtype, int is_double) {
                              : gt_bits_float(0xffffffffu);
 }
 
-/* Runs forward on the first `tokens` tokens of sequence s, and copies the last states, rounded to dtype, to row `row` of
- * the expected snapshots.  without: the case without snapshots. */
+/* Runs forward on the first `tokens` tokens of sequence s.  Copies the last states, rounded to dtype, to a row of the
+ * expected snapshots.  without: the case without snapshots. */
 static void expect_snapshot(const test_runner *r, const test_case *without, const test_values *in, int64_t s,
                             int64_t tokens, gt_dtype dtype, int64_t row, test_values *expected) {
     const gt_op *op = test_table(without);
@@ -853,7 +853,7 @@ void test_suit_snapshots(test_case *c, int64_t B) {
     memcpy((char *)&c->args + test_table(c)->fields.segments, &segments, sizeof segments);
 }
 
-void test_snapshots_agree(const test_runner *r, const test_case *c, int kind) {
+void test_snapshots_agree(const test_runner *r, const test_case *c, int kind, double tolerance) {
     const gt_op *op = test_table(c);
     const gt_dtype dtype = (gt_dtype)(GT_F32 + kind % 3);
     const int64_t every = GT_SNAPSHOT_TOKENS * (1 + kind / 3 % 2), T = test_get_size(c, 'T');
@@ -884,7 +884,7 @@ void test_snapshots_agree(const test_runner *r, const test_case *c, int kind) {
         for (int64_t i = 0; (i + 1) * every <= end - first && !(has_pool && is_without_row(s)); i++)
             expect_snapshot(r, c, &in, s, (i + 1) * every, dtype, row + i, &expected);
     }
-    test_same(r, &with, GT_FORWARD, "calls on prefixes", &got, &expected, 0);
+    test_same(r, &with, GT_FORWARD, "calls on prefixes", &got, &expected, tolerance);
     test_free(&in), test_free(&got), test_free(&expected);
 }
 

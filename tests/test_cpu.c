@@ -75,7 +75,7 @@ static void snapshots_agree(const test_case *c) {
     for (int kind = is_short ? turn++ % 2 : 0; kind < 12; kind += is_short ? 2 : 1) {
         test_case one = *c;
         test_suit_snapshots(&one, kind < 6 && kind % 2 ? 2 : 0);
-        test_snapshots_agree(&test_twin, &one, kind);
+        test_snapshots_agree(&test_twin, &one, kind, 0);
     }
 }
 static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }

@@ -1,9 +1,9 @@
 /* gt/recurrence/snapshots.cuh - where forward stores snapshots, the states after every k-th token of a sequence.
  *
- * Forward's kernels hold a state in registers for a whole segment.  At a multiple of SNAPSHOT_TOKENS they ask
+ * Forward's kernels hold a state in registers for a whole segment.  At multiples of SNAPSHOT_TOKENS they ask
  * snapshot_row(), and store the state as they store a last state.  So a snapshot costs one write of the state.
- * k is a multiple of SNAPSHOT_TOKENS, at which every kernel has a complete state.  Kernels store only fp32; for snapshots
- * of 16 bits see WideSnapshots (small_states.cuh). */
+ * k is a multiple of SNAPSHOT_TOKENS, at which every kernel has a complete state.  Kernels store only fp32.  For
+ * snapshots of 16 bits see WideSnapshots (small_states.cuh). */
 #ifndef GT_RECURRENCE_SNAPSHOTS_CUH
 #define GT_RECURRENCE_SNAPSHOTS_CUH
 
@@ -35,8 +35,8 @@ GT_DEV int64_t snapshot_number(const Sequences& q, const Snapshots& p, int64_t s
     return first + count - 1;
 }
 
-/* Returns where the state goes after the first `tokens` tokens of a segment, or NULL.  first: the segment's first token.
- * size: numbers of a state.  p.data is not NULL. */
+/* Returns where the state goes after the first `tokens` tokens of a segment, or NULL if no snapshot is due.  first: the
+ * segment's first token.  size: numbers of a state.  p.data is not NULL. */
 GT_DEV float* snapshot_row(const Sequences& q, const Snapshots& p, int64_t size, int64_t s, int64_t first,
                            int64_t tokens) {
     const int64_t row = snapshot_number(q, p, s, first + tokens - (q.cu_seqlens ? q.cu_seqlens[s] : 0));

@@ -433,6 +433,8 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
                 state.store(plain_slot(in, cursor, p.checkpoints, unit, chunk), cursor.row0(unit) + 16 * part_here(),
                             in);
         }
+        if (p.snapshots.data && chunk > 0 && chunk % SLOT_SHORTS == 0)
+            keep_snapshot(p, cursor, unit_here(), part_here(), chunk * SHORT, state);
         cp_async_wait<0>();
         sync_threads();
         if (chunk + 1 < cursor.chunks()) { /* copies to the stage that the previous chunk has freed */
@@ -487,12 +489,8 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         add_split_pairs<Tile>(smem, x(unit), unit, unit_warp, y);
         store_split_y<Tile>(p, smem, x(unit), cursor, chunk, unit, unit_warp, y);
         state.update(x(unit), unit_warp, B(), weights(unit));
-        if (p.snapshots.data && chunk % SLOT_SHORTS == SLOT_SHORTS - 1) {
-            const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item());
-            float* const to = snapshot_row(in, p.snapshots, same, (chunk + 1) * SHORT);
-            if (to) state.store(to + unit_state(in, cursor, unit, 0), cursor.row0(unit) + 16 * unit_warp, in);
-        }
     }
+    if (p.snapshots.data) keep_snapshot(p, cursor, unit_here(), part_here(), INT32_MAX, state);
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again */
     const int unit = unit_here(), unit_warp = part_here();
     float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;

@@ -897,6 +897,9 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         float S[8][4] = {};
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks(); chunk++, n++) {
+            if (!Tile::MAKES_DZ && p.snapshots.data && chunk > 0 && chunk % SLOT_CHUNKS == 0)
+                store_states(me, in, snapshot_row(in, p.snapshots, ordered_span(in, me.cursor().item()), chunk * CHUNK),
+                             state);
             ring.wait_full(n);
             const uint64_t left = wgmma_tile<ROW, Major::K>(me.C(n), PANEL),
                            right = wgmma_tile<ROW, Major::K>(me.B(n), PANEL);
@@ -934,10 +937,6 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             fence_async_proxy();
             me.wait(); /* all warps have stored y in its tile and have read M */
             if (!Tile::STORES_LATE) start_y(chunk, n);
-            if (p.snapshots.data && chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1)
-                store_states(me, in,
-                             snapshot_row(in, p.snapshots, ordered_span(in, me.cursor().item()), (chunk + 1) * CHUNK),
-                             state);
         }
         if (const int last = chunks()) {
             if (Tile::STORES_LATE) start_y(last - 1, n - 1);
@@ -946,6 +945,8 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         item = me.cursor().item();
         /* computed again, because no registers are left to keep it */
         const Span same = ordered_span(in, item);
+        if (!Tile::MAKES_DZ && p.snapshots.data)
+            store_states(me, in, snapshot_row(in, p.snapshots, same, INT32_MAX), state);
         store_states(me, in, same.ends ? last_state(in, p.state_out, same.sequence) : nullptr, state);
         return item;
     });
