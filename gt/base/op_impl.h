@@ -232,7 +232,7 @@ GT_API gt_status gt_resolve_snapshots(const char *name, int is_set, int64_t ever
                        (long long)every, GT_SNAPSHOT_TOKENS);
     if (pass != GT_FORWARD && pass != GT_QUERY)
         return every ? gt_fail(GT_ERROR_VALUE, "snapshot_every = %lld: only forward uses it", (long long)every) : GT_OK;
-    if (is_set && !every)
+    if (is_set && !every && pass == GT_FORWARD) /* a query does not know the pass yet */
         return gt_fail(GT_ERROR_VALUE, "snapshot_every = 0: must be positive, because %s is set", name);
     if (every) dims->n['U' - 'A'] = gt_times(dims->n['B' - 'A'], dims->n['T' - 'A'] / every);
     return GT_OK;

@@ -76,7 +76,7 @@ static inline bool has_paired_rows(const gt_ssd_args& a) { return !a.slots || a.
 
 /* has_pairs() for snapshots.  Kernels store them in fp32. */
 static inline bool has_paired_snapshots(const gt_ssd_args& a) {
-    return a.snapshot_dtype > GT_F32 || has_pairs(static_cast<const float*>(a.snapshots));
+    return a.snapshot_every == 0 || a.snapshot_dtype > GT_F32 || has_pairs(static_cast<const float*>(a.snapshots));
 }
 
 static inline bool has_whole_rows(const gt_ssd_args& a) {

@@ -465,6 +465,7 @@ struct BackwardPlan {
 /* The arguments of backward, with y = NULL unless backward reads y. */
 static inline gt_ssd_args backward_args(gt_ssd_args a) {
     if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* so forward's y cannot influence the choice */
+    a.snapshots = nullptr;                          /* nor can its snapshots, which a query has */
     return a;
 }
 

@@ -430,8 +430,6 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
             state.keep(p.checkpoints, unit_slot(in, cursor, unit, chunk), staging, cursor.row0(unit) + 16 * unit_warp,
                        in);
         }
-        if (p.snapshots.data && chunk > 0 && chunk % SLOT_CHUNKS == 0)
-            keep_snapshot(p, cursor, unit, unit_warp, chunk * CHUNK, state);
         if (lane_id() == 0) sts<float>(smem + Tile::BOUNDS + 4 * warp, state.bound);
         cp_async_wait<0>();
         sync_threads();
@@ -491,8 +489,9 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         cp_async_commit();
         if (!active) continue;
         state.template update<T>(x, 0, unit_warp, B, weights, chunk_decay(addresses));
+        if (p.snapshots.data && chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1)
+            keep_snapshot(p, cursor, unit, unit_warp, (chunk + 1) * CHUNK, state);
     }
-    if (p.snapshots.data) keep_snapshot(p, cursor, unit, unit_warp, INT32_MAX, state);
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again, which
                                                                                             * needs no registers during
                                                                                             * the pass */

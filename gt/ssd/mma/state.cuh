@@ -254,7 +254,7 @@ GT_DEV int64_t unit_strands(const Problem& in) { return grid_x() / (in.G * group
 GT_DEV int64_t unit_strand(const Problem& in) { return block_x() / (in.G * group_pairs(in)); }
 
 /* Stores a warp's states after a segment's first `tokens` tokens, if a snapshot is due.  tokens: INT32_MAX at the
- * segment's end.  Kernels ask before a chunk, not after it, because there ptxas would spill more registers. */
+ * segment's end.  A kernel asks before a chunk or after it, wherever ptxas spills fewer registers. */
 template <class State, class AnyCursor>
 GT_DEV void keep_snapshot(const TensorParams& p, const AnyCursor& cursor, int unit, int unit_warp, int tokens,
                           const State& state) {
