@@ -1,7 +1,7 @@
 /* gt_kernels 0.2.0 - CUDA kernels for RWKV-6 / Mamba-2 hybrid models, forward and backward.  Each
  * operator has a CPU twin, a plain C function that states its mathematics; tests compare the kernels with the twin.
- * Header-only (this file, the .cuh files beside it and the folder gt/), MIT licence.  The CUDA Toolkit is the only
- * dependency.
+ * Header-only (this file, the .cuh files beside it and the folder gt/).  MIT licence: see LICENSE.  It depends only on
+ * the CUDA Toolkit.
  *
  *   Use it from C (C99 or newer) or C++ (C++11 or newer), no CUDA header needed:
  *
@@ -20,14 +20,13 @@
  *   To compile in parallel, use several files instead of the one above.  Define GT_CORE_IMPLEMENTATION in the first,
  *   and one of GT_WKV6_IMPLEMENTATION, GT_SSM_, GT_CONV1D_, GT_WKV4_ and GT_FUSED_IMPLEMENTATION in each other file.
  *
- *   Less to compile: most of the compile time goes into kernels for one dtype or head size, such as those for tensor
- *   cores.
+ *   Less to compile: kernels for one dtype or head size, such as those for tensor cores, take most of the compile time.
  *   Macros leave them out; define the macros where the implementation is compiled.  GT_WITHOUT_F32, GT_WITHOUT_BF16 and
- *   GT_WITHOUT_F16 leave out kernels for activations of that dtype.  GT_WITHOUT_N32, GT_WITHOUT_N64 and
- *   GT_WITHOUT_N128 leave out kernels of wkv6 for heads of 32, 64 or 128.  They also leave out kernels of ssd, conv_ssd
- *   and selective_scan for N up to 32, from 33 to 64, and above 64.  A call whose kernels are left out runs the kernels
- *   for any size, which are slower.  selective_scan, conv1d and wkv4 have no kernels for any size: for a dtype that is
- *   left out they return GT_ERROR_UNSUPPORTED.  The norms keep all their kernels.
+ *   GT_WITHOUT_F16 leave out kernels for activations of that dtype.  GT_WITHOUT_N32, _N64 and _N128 leave out kernels
+ *   of wkv6 for heads of 32, 64 or 128, and of ssd, conv_ssd and selective_scan for N up to 32, 33 to 64, and above 64.
+ *   A call whose kernels are left out runs the kernels for any size, which are slower.  selective_scan, conv1d and wkv4
+ *   lack kernels for any size: for a dtype that is left out they return GT_ERROR_UNSUPPORTED.  The norms keep all
+ *   their kernels.
  *
  *   | operator       | passes                   | what it is                                      |
  *   |----------------|--------------------------|-------------------------------------------------|
@@ -78,10 +77,8 @@
  *               Forward may take a sequence in several calls, one for each part of it.  With segments = 1 and on the
  *               same device, the results then equal a single call bit for bit.  Three conditions hold for the parts.
  *               Each part but the last has a multiple of 128 tokens, each starts from the fp32 state of the part
- *               before, and each has the alignment of the whole.  That is true for wkv6, ssd, selective_scan, conv1d
- *               and conv_ssd.
- *   cu_seqlens  packed sequences: one call for sequences of different lengths, without padding; see
- *               gt_wkv6_args.
+ *               before, and each has the alignment of the whole.  Operators: wkv6 ssd selective_scan conv1d conv_ssd.
+ *   cu_seqlens  packed sequences: one call for sequences of different lengths, without padding.  See gt_wkv6_args.
  *   Errors      are returned as gt_status; gt_last_error() names function, field and value.  A call checks its
  *               arguments before it launches or writes anything.  The library never prints, exits, throws, allocates
  *               device memory or synchronises, and it uses no other stream than the caller's.  It neither clears nor
@@ -94,8 +91,7 @@
  * NON-FINITE NUMBERS: how far a NaN or infinity in an input spreads
  *   The twins compute the formulas: a NaN or infinity spoils every output that depends on it, and no other.  The
  *   kernels compute chunks of tokens by matrix products.  A product has a 0 where a formula has no term, and 0 times
- *   NaN is NaN.  So in the kernels the number also spoils the rest of its own chunk, but no other chunk.  Sizes of
- *   these chunks:
+ *   NaN is NaN.  So in the kernels the number also spoils the rest of its own chunk, but no other chunk.  Sizes:
  *       operator         forward            backward, dstate_in included
  *       wkv6             16 tokens          64 tokens
  *       ssd, conv_ssd    64 tokens          64 tokens
@@ -103,8 +99,7 @@
  *       all others       as the twins       as the twins
  *   Chunks   are counted from the first token of a sequence, or of a piece in gt_OP_segment.  Forward may spoil y from
  *            the chunk's first token on; backward may spoil the gradients of all tokens of the chunk.
- *            In conv_ssd the convolution first spreads a number at token t of xBC to the tokens t ... t+W-1.  The
- *            same holds for dxBC.
+ *            In conv_ssd the convolution first spreads a number at token t of xBC to the tokens t ... t+W-1, also dxBC.
  *   Spoilt   outputs are NaN, infinite, or finite and wrong.  Where the twins spoil one channel of a token and head, or
  *            one channel of a state, the kernels may spoil all channels.
  *   Sums     such as parameter gradients are spoilt for the head, group or channel of the number.
@@ -114,9 +109,7 @@
  *            where a decay becomes 0 in fp32, the kernels may drop a NaN before that token.  The twins compute 0 times
  *            NaN there.
  *   Large    kernels of ssd, wkv_ssm and conv_ssd may turn an infinite dt into a finite number above 10^30, and in fp32
- *            any infinity: see gt_ssd_args.
- *
- * Licence: MIT, see LICENSE. */
+ *            any infinity: see gt_ssd_args. */
 #ifndef GT_KERNELS_H
 #define GT_KERNELS_H
 
@@ -365,8 +358,7 @@ GT_FUNCTION const char *gt_last_error(void);
  * GT_ERROR_NO_DEVICE, GT_ERROR_ARCH, or GT_ERROR_VALUE if there is no such device. */
 GT_FUNCTION gt_status gt_device_supported(int device);
 
-/* sizeof(gt_OP_args) in the compiled implementation.  A binding from another language compares it with the size of its
- * own struct. */
+/* sizeof(gt_OP_args) in the compiled implementation.  A binding from another language compares it with its own size. */
 GT_FUNCTION size_t gt_wkv6_args_size(void);
 GT_FUNCTION size_t gt_ssd_args_size(void);
 GT_FUNCTION size_t gt_selective_scan_args_size(void);
@@ -401,8 +393,7 @@ static inline float gt_f16_to_f32(uint16_t bits);
  * Every decay is valid, including an exact 0; nothing is clamped.  With T = 0 the state is copied.
  * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any.
  * Backward needs the least workspace if `saved` is given and rows of dv (N = 128: also of dk) are aligned to 16 bytes,
- * because G then lies in these outputs.  If the pointers are NULL in a query, gt_wkv6_workspace gives a size that is
- * enough in both cases. */
+ * because G then lies in these outputs.  If the pointers are NULL in a query, the answer is enough in both cases. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
     int64_t V;                /* value size, 0 = N */
@@ -454,8 +445,7 @@ typedef struct gt_wkv6_args {
      * In forward, packed sequence s uses row slots[s], likewise; slot_capacity = 0 means seq_capacity.  state_in and
      * state_out are pools of slot_capacity rows, and may be the same pool.  A sequence starts from its row of state_in.
      * It starts from zero if state_in is NULL or starts_zero[s] is not 0.  Its last state goes to its row of state_out.
-     * No other row is read or written.  Results equal a call without slots bit for bit.  Not for a shared
-     * state_in. */
+     * No other row is read or written.  Results equal a call without slots bit for bit.  state_in is not shared. */
     const int32_t *slots; /* in  [B]; forward: [seq_capacity], the first *seq_count are read */
     int64_t slot_capacity;
     const int32_t *starts_zero; /* in  [seq_capacity], forward with slots; NULL = all 0 */
@@ -487,6 +477,14 @@ typedef struct gt_wkv6_args {
      * gt_quantize_states and gt_dequantize_states convert states for other functions. */
     float *state_scale;         /* in, out [B,H,N,ceil(V/64)], in slots as state_out: a pool of slot_capacity rows */
     int64_t state_scale_stride; /* elements from row to row of this pool; 0 = packed */
+    /* forward only, for prefix caches: the state after every snapshot_every tokens of a sequence, a multiple of 128.
+     * Snapshot i of batch element b, after (i + 1) snapshot_every tokens, is snapshots[b,i].  Snapshot i of packed
+     * sequence s is row floor(cu_seqlens[s] / snapshot_every) + i; no other row is written.  A sequence without a row
+     * in the pool has no snapshots.  With segments = 1 a snapshot has the bits of state_out of a call of these tokens
+     * alone, rounded to nearest.  In 16 bits forward needs workspace: 4 bytes for each number of the snapshots. */
+    void *snapshots;         /* out [B,floor(T/snapshot_every),H,N,V] */
+    int64_t snapshot_every;  /* 0: no snapshots */
+    gt_dtype snapshot_dtype; /* 0 = GT_F32, GT_BF16 or GT_F16 */
     /* Pieces of sequences, for segment, segment_backward, join and join_backward only: see gt_wkv6_segment. */
     float *decay_out;          /* out [B,H,N]          segment; segment_backward: may be NULL */
     int64_t pieces;            /* R, 0 = 1             join, join_backward */
@@ -533,8 +531,7 @@ GT_FUNCTION gt_status gt_wkv6_segment_backward(const gt_wkv6_args *args, gt_stre
 GT_FUNCTION gt_status gt_wkv6_join(const gt_wkv6_args *args, gt_stream stream);
 /* The same in reverse: starts from dstate_out and goes from the last piece to the first. */
 GT_FUNCTION gt_status gt_wkv6_join_backward(const gt_wkv6_args *args, gt_stream stream);
-/* Reads sizes, strides, capacities, dtypes, flags and segments.  A pointer matters in two ways only: whether it is
- * NULL, and how it is aligned. */
+/* Reads sizes, strides, capacities, dtypes, flags, segments and, of a pointer, whether it is NULL and its alignment. */
 GT_FUNCTION gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need);
 /* Writes a text that names the kernels of a call with these arguments on the current device, and the reason against
  * faster ones: "forward: token_kernel (any-size kernels: rows of k are not aligned to 16 bytes); backward: ...".
@@ -613,6 +610,10 @@ typedef struct gt_ssd_args {
     const int32_t *rounding_seed, *rounding_steps; /* step and forward, as in gt_wkv6_args */
     float *state_scale;                            /* in, out [B,H,P], step with states of int8, as in gt_wkv6_args */
     int64_t state_scale_stride;                    /* likewise */
+    void *snapshots;                               /* out [B,floor(T/snapshot_every),H,P,N], forward only, as in
+                                                      gt_wkv6_args, and so are the next two */
+    int64_t snapshot_every;
+    gt_dtype snapshot_dtype;
     /* segment, segment_backward, join and join_backward only, as in gt_wkv6_args */
     float *decay_out;          /* out [B,H] */
     int64_t pieces;            /* R, 0 = 1 */
@@ -627,8 +628,7 @@ typedef struct gt_ssd_args {
 
 /* Writes y and, unless NULL, state_out (and saved).  Required: x dt A Bm Cm y. */
 GT_FUNCTION gt_status gt_ssd_forward(const gt_ssd_args *args, gt_stream stream);
-/* Writes the gradients that are not NULL.  Required: x dt A Bm Cm dy; the optional inputs as given to
- * forward.  dz needs z. */
+/* Writes the gradients that are not NULL.  Required: x dt A Bm Cm dy; optional inputs as in forward.  dz needs z. */
 GT_FUNCTION gt_status gt_ssd_backward(const gt_ssd_args *args, gt_stream stream);
 /* Processes 1 to 16 new tokens and updates state_out in place, as gt_wkv6_step does. */
 GT_FUNCTION gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream);
@@ -1051,6 +1051,10 @@ typedef struct gt_conv_ssd_args {
     const int32_t *starts_zero;                      /* as in gt_wkv6_args, for both states */
     int64_t conv_state_out_stride, state_out_stride; /* as in gt_wkv6_args */
     const int32_t *tokens, *commit;                  /* step only, as in gt_wkv6_args */
+    void *conv_snapshots;    /* out [B,floor(T/snapshot_every),D,W-1], forward only: as snapshots, of conv_state_out */
+    void *snapshots;         /* out [B,floor(T/snapshot_every),H,P,N], forward only, as in gt_wkv6_args */
+    int64_t snapshot_every;  /* likewise, for both */
+    gt_dtype snapshot_dtype; /* likewise, for both */
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -1059,13 +1063,12 @@ typedef struct gt_conv_ssd_args {
 
 /* Writes y and, unless NULL, both states (and saved).  Required: xBC dt weight A y. */
 GT_FUNCTION gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_stream stream);
-/* Writes the gradients that are not NULL.  Required: xBC dt weight A dy; the optional inputs as given to forward.  dz
- * needs z. */
+/* Writes the gradients that are not NULL.  Required: xBC dt weight A dy; optional inputs as in forward.  dz needs z. */
 GT_FUNCTION gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream);
 /* Processes 1 to 16 new tokens per batch element, for decoding.  Reads conv_state_out and state_out and updates them in
  * place; conv_state_in and state_in are NULL or the same pointers.  The results equal gt_conv1d_step with SiLU, then
- * gt_ssd_step on the slices of its output, bit for bit.  No workspace.  Not for packed sequences.
- * Required: xBC dt weight A y conv_state_out state_out. */
+ * gt_ssd_step on the slices of its output, bit for bit.  No workspace.  Not for packed sequences.  Required: xBC dt
+ * weight A y conv_state_out state_out. */
 GT_FUNCTION gt_status gt_conv_ssd_step(const gt_conv_ssd_args *args, gt_stream stream);
 /* Forward needs memory for c.  Where gt_conv_ssd_path names conv_ssd forward_kernel (compute capability 9.0) it needs
  * memory for Bm and Cm alone.  That depends on the alignment of tensors, as in gt_ssd_workspace. */
@@ -1215,9 +1218,7 @@ static inline uint16_t gt_f32_to_bf16(float value) {
     if ((u & 0x7fffffffu) > 0x7f800000u) return GT_CAST(uint16_t, (u >> 16) | 0x40u); /* quiet NaN */
     return GT_CAST(uint16_t, (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
-
 static inline float gt_bf16_to_f32(uint16_t bits) { return gt_bits_float(GT_CAST(uint32_t, bits) << 16); }
-
 static inline uint16_t gt_f32_to_f16(float value) {
     uint32_t u = gt_float_bits(value), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu, m, shift;
     if (a > 0x7f800000u) return GT_CAST(uint16_t, sign | 0x7e00u);  /* NaN */

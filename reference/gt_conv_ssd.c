@@ -172,11 +172,31 @@ static gt_status conv_ssd_convolve(conv_ssd_call *k, gt_pass pass, const gt_conv
 /* Returns whether conv1d is called.  Without tokens D may exceed the limit of conv1d, and then there are no states. */
 static int conv_ssd_has_conv(const conv_ssd_call *k) { return k->has_tokens || k->conv.D <= GT_MAX_SIZE; }
 
+/* Stores the states of the convolution after every snapshot_every tokens: the last W - 1 inputs, oldest first. */
+static void conv_ssd_keep_inputs(const conv_ssd_call *k) {
+    const gt_conv_ssd_args *a = &k->a;
+    const int64_t every = a->snapshot_every, D = k->conv.D, J = a->W - 1;
+    ref_sequences all;
+    if (!a->conv_snapshots || !k->has_tokens) return;
+    if (ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, &all) != GT_OK) return;
+    ref_use_pool(&all, a->slots, a->starts_zero, a->slot_capacity);
+    for (int64_t s = 0; s < all.count; s++) {
+        const ref_sequence q = ref_sequence_at(&all, s);
+        for (int64_t t = q.first + every; q.row >= 0 && t <= q.last; t += every) {
+            const int64_t row = ref_snapshot_row(every, a->T, q.b, q.first, t);
+            for (int64_t i = 0; i < D * J; i++)
+                ref_store(a->conv_snapshots, a->snapshot_dtype, row * D * J + i,
+                          k->copy[XBC][(q.b * a->T + t - J + i % J) * D + i / J]);
+        }
+    }
+}
+
 gt_status GT_REF(conv_ssd_forward)(const gt_conv_ssd_args *args) {
     conv_ssd_call k;
     gt_status status = conv_ssd_begin(GT_FORWARD, args, &k);
     if (status == GT_OK && conv_ssd_has_conv(&k)) status = conv_ssd_convolve(&k, GT_FORWARD, &k.conv);
     if (status == GT_OK) status = GT_REF(ssd_forward)(&k.ssd);
+    if (status == GT_OK) conv_ssd_keep_inputs(&k);
     return conv_ssd_end(&k, status);
 }
 

@@ -113,6 +113,13 @@ static inline void ref_store_state(void *data, gt_dtype dtype, int64_t at, const
     ref_store_row(data, dtype, at, from, rows * columns);
 }
 
+/* Returns the row of the snapshot after token t - 1 of a sequence, or -1 if there is none.  T: tokens of a batch
+ * element.  b, first: the sequence's batch element and first token; packed sequences have b = 0. */
+static inline int64_t ref_snapshot_row(int64_t every, int64_t T, int64_t b, int64_t first, int64_t t) {
+    if (!every || t == first || (t - first) % every) return -1;
+    return b * (T / every) + first / every + (t - first) / every - 1;
+}
+
 /* Rows of an int8 state, from element `at` of `data` on.  Every group of `group` adjacent numbers of a row shares a
  * scale.  The scales begin at element `scale_at` of `scale`. */
 typedef struct ref_int8_rows {

@@ -179,6 +179,9 @@ static gt_status ssm_run(const ssm_call *c, int step) {
                 if (!is_int8 && t == q.commit && a->state_out)
                     ref_store_state(a->state_out, a->state_dtype, q.row * a->state_out_stride + h * PN, S, h * a->P,
                                     a->P, a->N, a->rounding_seed, a->rounding_steps ? a->rounding_steps[s] : 0);
+                const int64_t snapshot = ref_snapshot_row(a->snapshot_every, a->T, q.b, q.first, t);
+                if (a->snapshots && snapshot >= 0)
+                    ref_store_row(a->snapshots, a->snapshot_dtype, (snapshot * a->H + h) * PN, S, PN);
                 if (t == q.last) break;
                 ssm_load(c, q.b, t, h, &x);
                 ssm_advance(a, &x, S);

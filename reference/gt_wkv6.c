@@ -135,6 +135,9 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
                 if (!is_int8 && t == q.commit && a->state_out)
                     ref_store_state(a->state_out, a->state_dtype, q.row * a->state_out_stride + h * NV, S, h * a->N,
                                     a->N, a->V, a->rounding_seed, a->rounding_steps ? a->rounding_steps[s] : 0);
+                const int64_t snapshot = ref_snapshot_row(a->snapshot_every, a->T, q.b, q.first, t);
+                if (a->snapshots && snapshot >= 0)
+                    ref_store_row(a->snapshots, a->snapshot_dtype, (snapshot * a->H + h) * NV, S, NV);
                 if (t == q.last) break;
                 wkv6_load(a, q.b, t, h, &x);
                 wkv6_output(a, h, &x, S, x.dy);

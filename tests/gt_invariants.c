@@ -808,6 +808,86 @@ void test_small_states_agree(const test_runner *r, const test_case *c, int kind)
     check_small_states(r, &none, kind);
 }
 
+/* ---- snapshots ------------------------------------------------------------------------------- */
+
+/* An element of an output that the pass did not write: all of its bits are set. */
+static double unwritten(gt_dtype dtype, int is_double) {
+    double number;
+    memset(&number, 0xff, sizeof number);
+    if (is_double) return number;
+    return dtype == GT_BF16  ? gt_bf16_to_f32(0xffff)
+           : dtype == GT_F16 ? gt_f16_to_f32(0xffff)
+                             : gt_bits_float(0xffffffffu);
+}
+
+/* Runs forward on the first `tokens` tokens of sequence s.  Copies the last states, rounded to dtype, to a row of the
+ * expected snapshots.  without: the case without snapshots. */
+static void expect_snapshot(const test_runner *r, const test_case *without, const test_values *in, int64_t s,
+                            int64_t tokens, gt_dtype dtype, int64_t row, test_values *expected) {
+    const gt_op *op = test_table(without);
+    test_case one = *without;
+    test_values alone, prefix, out;
+    if (test_is_packed(without))
+        one = cut_sequence(without, GT_FORWARD, in, s, &alone);
+    else
+        test_cut(without, GT_FORWARD, in, 'B', s, 1, &alone), test_set_size(&one, 'B', 1);
+    test_cut(&one, GT_FORWARD, &alone, 'T', 0, tokens, &prefix);
+    test_set_size(&one, 'T', tokens);
+    test_run(r, &one, GT_FORWARD, &prefix, TEST_ALL, &out);
+    for (int i = 0; op->tensors[i].name; i++) {
+        if (!test_is(&op->tensors[i], "snapshots")) continue;
+        const int state = test_beside(op, i, "state_out");
+        const int64_t size = test_count(&one, GT_FORWARD, &op->tensors[state]);
+        for (int64_t k = 0; expected->of[i] && k < size; k++)
+            expected->of[i][row * size + k] = r->is_double ? out.of[state][k] : test_round(out.of[state][k], dtype);
+    }
+    test_free(&alone), test_free(&prefix), test_free(&out);
+}
+
+void test_suit_snapshots(test_case *c, int64_t B) {
+    static const int64_t lengths[] = {130, 0, 128, 1}, segments = 1;
+    test_set_size(c, 'B', B ? B : 1);
+    test_set_size(c, 'T', B ? 257 : 261);
+    test_set_sequences(c, B ? 0 : 4, B ? 0 : lacks(c, "seq_count") ? 4 : 5);
+    if (!B) c->packed.lengths = lengths;
+    memcpy((char *)&c->args + test_table(c)->fields.segments, &segments, sizeof segments);
+}
+
+void test_snapshots_agree(const test_runner *r, const test_case *c, int kind, double tolerance) {
+    const gt_op *op = test_table(c);
+    const gt_dtype dtype = (gt_dtype)(GT_F32 + kind % 3);
+    const int64_t every = GT_SNAPSHOT_TOKENS * (1 + kind / 3 % 2), T = test_get_size(c, 'T');
+    const int has_pool = kind / 6 % 2 && test_is_packed(c) && !is_shared(c);
+    test_case with = *c;
+    test_values in, got, expected;
+    pool_context context = {r, POOL_ALIGNED};
+    test_runner pools = *r;
+    if (!op->of_steps.snapshot || lacks(c, "state_out")) return;
+    pools.run = run_in_pools, pools.context = &context;
+    memcpy((char *)&with.args + op->of_steps.snapshot_every, &every, sizeof every);
+    test_set_flag(&with, op->of_steps.snapshot, dtype);
+    test_inputs(&with, GT_FORWARD, &in);
+    test_run(has_pool ? &pools : r, &with, GT_FORWARD, &in, TEST_ALL, &got);
+    if (has_pool) clear_starts(c, &in);
+    test_run(r, c, GT_FORWARD, &in, TEST_ALL, &expected);
+    if (has_pool) clear_without_row(c, &in, &expected);
+    for (int i = 0; op->tensors[i].name; i++) {
+        if (!test_is(&op->tensors[i], "snapshots")) continue;
+        free(expected.of[i]);
+        expected.of[i] = test_array(test_count(&with, GT_FORWARD, &op->tensors[i]), unwritten(dtype, r->is_double));
+    }
+    const int64_t count = test_is_packed(c) ? test_sequences(c, &in) : test_get_size(c, 'B');
+    for (int64_t s = 0; s < count; s++) {
+        const int64_t first = test_is_packed(c) ? test_sequence_at(c, &in, s) : 0;
+        const int64_t end = test_is_packed(c) ? test_sequence_at(c, &in, s + 1) : T;
+        const int64_t row = test_is_packed(c) ? first / every : s * (T / every);
+        for (int64_t i = 0; (i + 1) * every <= end - first && !(has_pool && is_without_row(s)); i++)
+            expect_snapshot(r, c, &in, s, (i + 1) * every, dtype, row + i, &expected);
+    }
+    test_same(r, &with, GT_FORWARD, "calls on prefixes", &got, &expected, tolerance);
+    test_free(&in), test_free(&got), test_free(&expected);
+}
+
 /* ---- step ------------------------------------------------------------------------------------ */
 
 static test_case without_drafts(const test_case *c) {

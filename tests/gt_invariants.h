@@ -58,6 +58,13 @@ void test_step_is_alone(const test_runner *r, const test_case *c, int64_t most);
 /* Checks forward with 16-bit states.  Its results have the bits of forward with fp32 states, if the last states are
  * then rounded.  kind: bits choose the dtype, stochastic rounding, and pools. */
 void test_small_states_agree(const test_runner *r, const test_case *c, int kind);
+/* Checks snapshots in forward.  They have the bits of the last states of calls on prefixes of the sequences, rounded.
+ * No other row is written, and no other result changes.  kind: bits choose the dtype, the distance and pools.
+ * tolerance: 0 for cases with one segment.  With more segments, results may differ by this much. */
+void test_snapshots_agree(const test_runner *r, const test_case *c, int kind, double tolerance);
+/* Gives a case as many tokens as test_snapshots_agree needs, in one segment: of B batch elements, or, with B = 0, of
+ * packed sequences. */
+void test_suit_snapshots(test_case *c, int64_t B);
 /* Checks a step of one token with stochastic rounding.  Sets the tensor `zero` to 0 and the tensor `one` (may be NULL)
  * to 1, so that all sums are exact and the states must have the bits of the twin.  Another seed or another step must
  * give other bits.  No bit may depend on the batch, the pool row or the alignment. */

@@ -175,7 +175,7 @@ static void build_call(call *c, const test_op *e, gt_pass pass, int variant) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         gt_view v = view_in(c, t);
         check(t - c->op->tensors < MAX_TENSORS, "%s: MAX_TENSORS is too small", c->op->name);
-        check(v.count > 0 || strpbrk(t->shape, "CEI"), "%s: a letter of the shape of %s has no size", c->op->name,
+        check(v.count > 0 || strpbrk(t->shape, "CEIU"), "%s: a letter of the shape of %s has no size", c->op->name,
               t->name);
         check(span(&v) <= PLACE / 4, "%s: %s is too large for its place", c->op->name, t->name);
         if (!is_in_call(c, t)) continue;
@@ -989,6 +989,59 @@ static void test_rounding(call *c) {
     }
 }
 
+/* Sets T = 256, and pointers that are far apart.  Only checks of arguments may get this call. */
+static void set_apart(call *c) {
+    uintptr_t at = 0;
+    set_int64(c->args, c->op->sizes[1].offset, 256);
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        at += (uintptr_t)1 << 32;
+        if (is_in_call(c, t) || t->kind == 'n')
+            set_pointer(c->args, t->offset, (char *)at); /* NOLINT: no such memory */
+    }
+}
+
+/* Tests snapshots.  Only forward has them; it needs snapshot_every, a multiple of 128. */
+static void test_snapshots(call *c) {
+    static const int64_t bad[] = {-128, -1, 1, 64, 127, 129, 200};
+    static const int bad_dtypes[] = {-1, 4, 99};
+    const size_t every = c->op->of_steps.snapshot_every, dtype = c->op->of_steps.snapshot;
+    char text[100];
+    if (!every) return;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        set_int64(c->args, every, bad[i]);
+        snprintf(text, sizeof text, "snapshot_every = %d: must be 0 or a positive multiple of 128", (int)bad[i]);
+        expect_refused_always(c, GT_ERROR_VALUE, text);
+    }
+    for (int i = 0; i < 3; i++) {
+        set_int(c->args, dtype, bad_dtypes[i]);
+        snprintf(text, sizeof text, "snapshot_dtype = %d: must be 0, GT_F32, GT_BF16 or GT_F16", bad_dtypes[i]);
+        expect_refused_always(c, GT_ERROR_DTYPE, text);
+    }
+    if (c->pass != GT_FORWARD) {
+        set_int64(c->args, every, 256);
+        expect_refused(c, GT_ERROR_VALUE, "snapshot_every = 256: only forward uses it");
+        return;
+    }
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        if (t->kind != 'n') continue;
+        set_pointer(c->args, t->offset, c->memory);
+        expect_refused(c, GT_ERROR_VALUE, "snapshot_every = 0: must be positive, because %s is set", t->name);
+        for (int type = GT_DTYPE_DEFAULT; type <= GT_F16; type++) { /* 128 tokens are more than the call has */
+            set_pointer(c->args, t->offset, c->memory), set_int64(c->args, every, 128), set_int(c->args, dtype, type);
+            expect_accepted(c, t->name);
+            if (c->is_packed) continue;
+            set_apart(c), set_int64(c->args, every, 128), set_int(c->args, dtype, type);
+            check(prepare(c, GT_FORWARD) == GT_OK, "%s forward, %s: refused: %s", c->op->name, t->name,
+                  gt_last_error());
+            set_pointer(c->args, t->offset, (char *)(uintptr_t)4097); /* NOLINT: no such memory */
+            check_refusal(c, GT_DEVICE, GT_FORWARD, prepare(c, GT_FORWARD), GT_ERROR_ALIGNMENT, t->name);
+            set_pointer(c->args, t->offset, get_pointer(c->args, find_tensor(c->op, "y")));
+            check_refusal(c, GT_DEVICE, GT_FORWARD, prepare(c, GT_FORWARD), GT_ERROR_OVERLAP, t->name);
+            memcpy(c->args, c->good, ARGS_BYTES);
+        }
+    }
+}
+
 /* Tests int8 states and their scales.  Only a step takes them, and it takes neither without the other. */
 static void test_scale(call *c) {
     if (!c->op->of_steps.scale || gt_is_join(c->pass)) return;
@@ -1222,6 +1275,7 @@ static void test_call(call *c) {
     test_pool_strides(c);
     test_rounding(c);
     test_scale(c);
+    test_snapshots(c);
     if (c->op->fields.slot_capacity && c->pass == GT_FORWARD) test_shared_aliases(c, "state_out", "state_in");
     if (c->op->fields.slot_capacity && c->pass == GT_BACKWARD) test_shared_aliases(c, "dstate_in", "dstate_out");
     if (c->pass == GT_STEP && c->op->fields.slot_capacity) test_step(c);
@@ -1462,6 +1516,8 @@ static void random_fields(fuzz *f) {
         if (f->pass == GT_STEP && one_in(2)) set_int64(f->args, f->op->fields.slot_capacity, random_below(5));
     }
     if (f->op->of_steps.scale && f->pass == GT_STEP && one_in(4)) set_int(f->args, f->op->of_steps.state, GT_INT8);
+    if (f->op->of_steps.snapshot_every && f->pass == GT_FORWARD)
+        set_int64(f->args, f->op->of_steps.snapshot_every, GT_SNAPSHOT_TOKENS);
     if (one_in(3)) set_int(f->args, f->op->accumulate_offset, 1);
     /* without reads_y, backward does not read y */
     if (f->e->reads_y && !one_in(100)) set_int(f->args, f->e->reads_y, 1);

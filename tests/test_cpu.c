@@ -70,6 +70,14 @@ static void pools_agree(const test_case *c) {
 static void small_states_agree(const test_case *c) {
     for (int kind = 0; kind < 4 + 20 * test_is_packed(c); kind++) test_small_states_agree(&test_twin, c, kind);
 }
+static void snapshots_agree(const test_case *c) {
+    static int turn;
+    for (int kind = is_short ? turn++ % 2 : 0; kind < 12; kind += is_short ? 2 : 1) {
+        test_case one = *c;
+        test_suit_snapshots(&one, kind < 6 && kind % 2 ? 2 : 0);
+        test_snapshots_agree(&test_twin, &one, kind, 0);
+    }
+}
 static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }
 /* By how much steps of the twin may differ from forward. */
 static double step_tolerance(const test_case *c) {
@@ -265,6 +273,10 @@ static void check_operator(const test_op *op) {
             for_all_dtypes(op, small, small_states_agree);
             test_group(op->name, "forward with states of 16 bits");
         }
+    }
+    if (op->table()->of_steps.snapshot) {
+        for_all_dtypes(op, TEST_TINY, snapshots_agree);
+        test_group(op->name, "snapshots are states of prefixes");
     }
     if (op->twin[GT_STEP] && test_is_over_time(op)) {
         for_all_dtypes(op, small, step_agrees);

@@ -200,6 +200,13 @@ static void draw_fields(fuzz *f) {
                     f->kind == HOSTILE && one_in(f, 4)
                         ? (int)extreme(f)
                         : (int)below(f, i == 0 && f->op->of_steps.scale && f->pass != GT_FORWARD ? 5 : 4));
+    if (f->op->of_steps.snapshot && one_in(f, 2) && (f->pass == GT_FORWARD || f->kind == HOSTILE)) {
+        const int is_hostile = f->kind == HOSTILE && one_in(f, 4);
+        put_int(f, f->op->of_steps.snapshot, is_hostile ? (int)extreme(f) : (int)below(f, 4));
+        put_size(f, f->op->of_steps.snapshot_every, is_hostile ? extreme(f) : GT_SNAPSHOT_TOKENS * (1 + below(f, 2)));
+        if (f->kind != HOSTILE && f->kind != EMPTY && one_in(f, 8))
+            put_size(f, find_size(f, 'T')->offset, GT_SNAPSHOT_TOKENS + below(f, 5));
+    }
     put_int(f, f->op->accumulate_offset, f->kind == HOSTILE && one_in(f, 8) ? (int)extreme(f) : one_in(f, 4));
     for (const test_field *x = f->top->fields; x->name; x++) {
         const int is_hostile = f->kind == HOSTILE && one_in(f, 8);
@@ -340,8 +347,10 @@ static void draw_pointers(fuzz *f) {
         v = gt_view_of(f->op, t, &f->filled, &f->dims);
         const int is_optional = strchr("iog", gt_use(t, f->pass)) && strcmp(t->name, "cu_seqlens");
         if (is_optional && one_in(f, 4)) continue;
+        const int is_refused = !strcmp(t->name, "state_scale") ||
+                               (t->kind == 'n' && size_at(&f->args, f->op->of_steps.snapshot_every) == 0);
         if (v.count == 0)
-            put_pointer(f, t, one_in(f, 2) || !strcmp(t->name, "state_scale") ? NULL : wild(f));
+            put_pointer(f, t, one_in(f, 2) || is_refused ? NULL : wild(f));
         else if (v.count <= MOST_BYTES && extent(&v) <= MOST_BYTES)
             put_pointer(f, t, reserve(f, extent(&v), v.element));
         else if (!is_optional) {

@@ -1079,6 +1079,27 @@ static void check_prefill(tester *t) {
     test_group(t->op->name, "a prefill in pieces of 128 tokens has the bits of one call");
 }
 
+static void check_snapshots(tester *t) {
+    const double most_work = is_few ? 4e6 : machine_is_slow ? 2e7 : 2e8;
+    int n = 0;
+    for (const test_case *size = t->op->sizes; size->op; size++) {
+        for (int i = 0; i < (is_few ? 1 : 4); i++, n++) {
+            test_case c = *size;
+            c.seed = (uint64_t)n;
+            c.layout = layouts[n / 3 % 8];
+            test_suit_snapshots(&c, n % 2 ? 0 : machine_is_slow ? 1 : 2);
+            if (t->op->set_regime) t->op->set_regime(&c, n / 4);
+            set_next_dtypes(&c, n / 2 + n);
+            if (work(&c) > most_work) continue;
+            test_snapshots_agree(&t->plain, &c, n % 12, 0);
+            if (n % 2) continue;
+            set_segments(&c, 2 + n / 2 % 2);
+            test_snapshots_agree(&t->plain, &c, 0, twice(&c));
+        }
+    }
+    test_group(t->op->name, "snapshots are states of prefixes");
+}
+
 static void check_properties(tester *t) {
     const test_op *op = t->op;
     const test_level level = machine_is_slow || is_short ? TEST_TINY : TEST_MEDIUM;
@@ -1094,6 +1115,7 @@ static void check_properties(tester *t) {
         for_cases(t, level, -1, shared_agrees);
         test_group(op->name, "a shared state is one for each");
         if (op->has_exact_prefill) check_prefill(t);
+        if (op->table()->of_steps.snapshot) check_snapshots(t);
         for_cases(t, level, -1, time_splits);
         test_group(op->name, "the time cut in two");
         for_cases(t, level, -1, pools_agree);

@@ -75,6 +75,12 @@ static void test_wkv6(void) {
     expect(&a, "(any-size kernels: rows of dk are not aligned to 8 bytes)");
     a = good, a.state_out = memory + 1;
     expect(&a, "state_out is not aligned to 16 bytes");
+    a = good, a.T = 256, a.snapshot_every = 128;
+    expect(&a, "forward: forward_tensor_kernel; backward: ");
+    a.snapshots = memory + 1;
+    expect(&a, "(any-size kernels: snapshots is not aligned to 16 bytes); backward: ");
+    a.snapshot_dtype = GT_BF16;
+    expect(&a, "forward: forward_tensor_kernel, store_snapshots_kernel; backward: ");
     a = good, a.u = memory + 1;
     expect(&a, "(any-size kernels: u is not aligned to 16 bytes)");
     a = good;

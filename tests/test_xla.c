@@ -286,6 +286,34 @@ static void test_pool(void) {
     }
 }
 
+/* Tests snapshots in bf16 of ssd, whose number the buffer must have. */
+static void test_snapshots(void) {
+    enum { LONG = 260, H = 2, P = 3, ROWS = LONG / 128, STATE = H * P * N };
+    static float x[LONG * H * P], dt[LONG * H], A[H], BC[LONG * N], y[LONG * H * P], y2[LONG * H * P];
+    static uint16_t kept[ROWS * STATE], kept2[ROWS * STATE];
+    static const int64_t every = 128;
+    gt_ssd_args a = {.B = 1, .T = LONG, .H = H, .P = P, .N = N, .snapshot_every = every, .snapshot_dtype = GT_BF16};
+    char text[512];
+    fill(x, LONG * H * P, 1, 0), fill(dt, LONG * H, 0.1f, 0.2f), fill(A, H, 0.1f, -0.5f), fill(BC, LONG * N, 1, 0);
+    a.x = x, a.dt = dt, a.A = A, a.Bm = a.Cm = BC, a.y = y2, a.snapshots = kept2;
+    CHECK(gt_ref_ssd_forward(&a) == GT_OK);
+    for (int is_right = 1; is_right >= 0; is_right--) {
+        call c;
+        memset(&c, 0, sizeof c);
+        operand(&c, "x", GT_XLA_F32, x, "1 260 2 3");
+        operand(&c, "dt", GT_XLA_F32, dt, "1 260 2");
+        operand(&c, "A", GT_XLA_F32, A, "2");
+        operand(&c, "Bm", GT_XLA_F32, BC, "1 260 1 3");
+        operand(&c, "Cm", GT_XLA_F32, BC, "1 260 1 3");
+        result(&c, "y", GT_XLA_F32, y, "1 260 2 3");
+        result(&c, "snapshots", GT_XLA_BF16, kept, is_right ? "2 2 3 3" : "3 2 3 3");
+        attribute(&c, "snapshot_every", GT_XLA_SCALAR, GT_XLA_S64, &every);
+        CHECK(run(&c, "gt_xla_ssd_forward", "Host", text) == (is_right ? 0 : GT_XLA_INVALID_ARGUMENT));
+        CHECK(is_right || strstr(text, "index 0 of snapshots has 3 elements: must be 2"));
+        CHECK(!memcmp(y, y2, sizeof y) && !memcmp(kept, kept2, sizeof kept) && kept[ROWS * STATE - 1]);
+    }
+}
+
 /* Tests add_norm in bf16 with its sum in fp32.  With an operand "sum", backward reads forward's sum. */
 static void test_sum(void) {
     enum { M = B * T, MD = M * D };
@@ -449,6 +477,7 @@ int main(void) {
     fill(Dskip, D, 1, 0), fill(z, BTD, 1, 0), fill(dy, BTD, 1, 0), fill(state_in, BDN, 1, 0);
     test_scan();
     test_pool();
+    test_snapshots();
     test_sum();
     test_errors();
     test_metadata();

@@ -25,6 +25,7 @@
 #define gt_resolve_rounding GT_SYMBOL(resolve_rounding)
 #define gt_resolve_scale GT_SYMBOL(resolve_scale)
 #define gt_resolve_pieces GT_SYMBOL(resolve_pieces)
+#define gt_resolve_snapshots GT_SYMBOL(resolve_snapshots)
 #define gt_prepare GT_SYMBOL(prepare)
 #define gt_view_of GT_SYMBOL(view_of)
 #define gt_op_wkv6 GT_SYMBOL(op_wkv6)
@@ -85,7 +86,8 @@ typedef struct gt_tensor {
      *     'x'  the dtype of activations               'S'  the dtype of states      (gt_step_dtypes)
      *     'X'  the same, with a gt_stride4            'P'  the dtype of parameters  (gt_step_dtypes)
      *     'w'  the companion dtype, `dtype` or fp32   'f'  fp32
-     *     'd'  the second companion dtype             'i'  int32     'b'  int8 */
+     *     'd'  the second companion dtype             'i'  int32     'b'  int8
+     *     'n'  the dtype of snapshots  (gt_step_dtypes) */
     char kind;
     /* How each pass uses the tensor, one letter per pass; missing letters at the end count as '-':
      *     '-'  unused          'O'  required output        'g'  parameter gradient: optional, accumulates
@@ -153,6 +155,8 @@ typedef struct gt_step_dtypes {
     const char *parameter_name;
     int in_forward; /* 1: forward takes this dtype of states, too, except int8 */
     size_t scale;   /* offset of state_scale; 0: the operator has no int8 states */
+    /* offsets of snapshot_dtype and snapshot_every, which only forward takes; 0: the operator has no snapshots */
+    size_t snapshot, snapshot_every;
 } gt_step_dtypes;
 
 /* Bytes of an element. */
@@ -184,6 +188,7 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
     case 'd': return op->second.offset;
     case 'S': return op->of_steps.state;
     case 'P': return op->of_steps.parameter;
+    case 'n': return op->of_steps.snapshot;
     default: return 0;
     }
 }
@@ -191,7 +196,7 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
 #define GT_NO_SECOND                                                                                                   \
     { NULL, 0 }
 #define GT_NO_STEP_DTYPES                                                                                              \
-    { 0, 0, NULL, 0, 0 }
+    { 0, 0, NULL, 0, 0, 0, 0 }
 
 /* Macros that define the functions in an operator's table.  These functions take void pointers instead of the
  * operator's struct.  GT_WRAP_CALLS also defines gt_OP_args_size. */
@@ -357,6 +362,14 @@ GT_FUNCTION gt_status gt_resolve_scale(const float *scale, int64_t stride, gt_dt
                                        gt_pass pass, gt_dims *dims);
 #define GT_SCALE_TENSOR(shape)                                                                                         \
     { "state_scale", GT_AT(state_scale), GT_AT(state_scale_stride), shape, 'f', "--s", NULL }
+
+/* Checks the fields of snapshots, and sets the size U, the number of rows of snapshots of all batch elements.
+ * name: the tensor of snapshots.  is_set: whether its pointer is set. */
+GT_FUNCTION gt_status gt_resolve_snapshots(const char *name, int is_set, int64_t every, gt_pass pass, gt_dims *dims);
+/* snapshot_every is a multiple of this. */
+#define GT_SNAPSHOT_TOKENS 128
+#define GT_SNAPSHOT_TENSOR(x, shape)                                                                                   \
+    { #x, GT_AT(x), 0, shape, 'n', "o", NULL }
 
 /* Sets the size R, the number of pieces.  A join has no tokens, so the function turns T = 0 into 1; otherwise the call
  * would count as empty. */

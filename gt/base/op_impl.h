@@ -228,6 +228,19 @@ GT_API gt_status gt_resolve_scale(const float *scale, int64_t stride, gt_dtype s
     return GT_OK;
 }
 
+GT_API gt_status gt_resolve_snapshots(const char *name, int is_set, int64_t every, gt_pass pass, gt_dims *dims) {
+    dims->n['U' - 'A'] = 0;
+    if (every < 0 || every % GT_SNAPSHOT_TOKENS)
+        return gt_fail(GT_ERROR_VALUE, "snapshot_every = %lld: must be 0 or a positive multiple of %d",
+                       (long long)every, GT_SNAPSHOT_TOKENS);
+    if (pass != GT_FORWARD && pass != GT_QUERY)
+        return every ? gt_fail(GT_ERROR_VALUE, "snapshot_every = %lld: only forward uses it", (long long)every) : GT_OK;
+    if (is_set && !every && pass == GT_FORWARD) /* a query does not know the pass yet */
+        return gt_fail(GT_ERROR_VALUE, "snapshot_every = 0: must be positive, because %s is set", name);
+    if (every) dims->n['U' - 'A'] = gt_times(dims->n['B' - 'A'], dims->n['T' - 'A'] / every);
+    return GT_OK;
+}
+
 GT_API gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pass, gt_dims *dims) {
     if (*pieces == 0) *pieces = 1;
     dims->n['R' - 'A'] = *pieces;
@@ -396,6 +409,8 @@ static gt_status gt_fill_dtypes(const gt_op *op, gt_pass pass, char *filled) {
                                         filled + op->of_steps.state);
     if (status == GT_OK && op->of_steps.parameter)
         status = gt_fill_dtype_of_steps(op->of_steps.parameter_name, 0, 0, pass, filled + op->of_steps.parameter);
+    if (status == GT_OK && op->of_steps.snapshot)
+        status = gt_fill_dtype_of_steps("snapshot_dtype", 0, 0, GT_QUERY, filled + op->of_steps.snapshot);
     return status;
 }
 
@@ -452,7 +467,13 @@ static const char *gt_size_field(const gt_op *op, char letter, gt_pass pass, con
     static const struct {
         char letter;
         const char *name;
-    } others[] = {{'V', "V"}, {'G', "G"}, {'g', "ssd.G"}, {'R', "pieces"}, {'D', "H P + 2 G N"}, {'J', "W - 1"}};
+    } others[] = {{'V', "V"},
+                  {'G', "G"},
+                  {'g', "ssd.G"},
+                  {'R', "pieces"},
+                  {'D', "H P + 2 G N"},
+                  {'J', "W - 1"},
+                  {'U', "B T / snapshot_every"}};
     for (const gt_size *s = op->sizes; s->letter; s++)
         if (s->letter == letter) return s->name;
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)

@@ -120,13 +120,15 @@ static bool is_path_of_step(const Args& a) {
     return a.T >= 1 && a.T <= 16 && a.seq_capacity == 0 && !a.state_in_shared;
 }
 
-/* Sets the dtypes of states and parameters to fp32 where the pass does not take other dtypes. */
+/* Sets the dtypes of states and parameters to fp32 where the pass does not take other dtypes.  Clears snapshot_every
+ * where the pass does not take it. */
 static inline void suit_dtypes(const gt_op* op, gt_pass pass, void* args) {
     const gt_dtype fp32 = GT_F32;
     char* const a = static_cast<char*>(args);
     if (op->of_steps.parameter) memcpy(a + op->of_steps.parameter, &fp32, sizeof fp32);
     if (op->of_steps.state && !(pass == GT_FORWARD && op->of_steps.in_forward))
         memcpy(a + op->of_steps.state, &fp32, sizeof fp32);
+    if (op->of_steps.snapshot_every && pass != GT_FORWARD) memset(a + op->of_steps.snapshot_every, 0, sizeof(int64_t));
 }
 
 /* Writes the paths of forward and backward. */
@@ -217,6 +219,8 @@ static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes,
     a.slot_capacity = 0;
     Args step = a;
     step.state_in = nullptr;
+    if (op->of_steps.snapshot_every)
+        memset(reinterpret_cast<char*>(&step) + op->of_steps.snapshot_every, 0, sizeof(int64_t));
     clear_pool(op, &a);
     if ((status = path_of_two(op, passes, a, prepared, dims, to)) != GT_OK) return status;
     if (is_path_of_step(a)) {

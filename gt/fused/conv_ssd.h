@@ -80,6 +80,7 @@ static inline gt_ssd_args gt_conv_ssd_ssd(const gt_conv_ssd_args *a, const void 
     s.starts_zero = a->starts_zero;
     if (gt_conv_ssd_has_rows(a, a->state_out_stride, gt_times(a->H, gt_times(a->P, a->N))))
         s.state_out_stride = a->state_out_stride;
+    s.snapshots = a->snapshots, s.snapshot_every = a->snapshot_every, s.snapshot_dtype = a->snapshot_dtype;
     s.saved = a->saved, s.saved_bytes = a->saved_bytes;
     return s;
 }

@@ -16,6 +16,7 @@
 
 #include "../base/launch.cuh"
 #include "../conv1d/state.cuh"
+#include "../recurrence/small_states.cuh"
 #include "../recurrence/stages.cuh"
 #include "conv_ssd.h"
 #include "conv_ssd_sm90.cuh"
@@ -134,6 +135,48 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
     return conv1d::launch_state<bf16>(conv, ssd.device, stream); /* last, since it may overwrite state_in */
 }
 
+/* ---- snapshots --------------------------------------------------------------------------------------------------- */
+
+/* Stores the states of the convolution after every `every` tokens of a sequence: the last W - 1 inputs.
+ * grid: at most 16 blocks per multiprocessor.  block: 256.  Blocks take 256 channels of a sequence in turn.
+ * bytes: W - 1 tokens of xBC and as many numbers of each snapshot. */
+struct InputSnapshotsParams {
+    conv1d::Problem conv;
+    Snapshots snapshots; /* `data` is not used */
+    void* data;          /* [B,rows][D,W-1] */
+    gt_dtype dtype;
+    int64_t every, count; /* count: the most sequences */
+};
+
+GT_KERNEL(256, 2) input_snapshots_kernel(const GT_GRID_CONSTANT InputSnapshotsParams p) {
+    const conv1d::Problem& in = p.conv;
+    const int64_t tiles = (in.D + 255) / 256;
+    for (int64_t item = block_x(); item < p.count * tiles; item += grid_x()) {
+        const int64_t s = item / tiles, d = item % tiles * 256 + thread_id();
+        if (!sequence_exists(in.sequences, s)) return;
+        const conv1d::Extent its = conv1d::extent_of(in.sequences, s);
+        for (int64_t done = p.every; d < in.D && done <= its.tokens; done += p.every) {
+            const int64_t row = snapshot_number(in.sequences, p.snapshots, s, done), J = in.W - 1;
+            for (int64_t i = 0; row >= 0 && i < J; i++)
+                store_as(p.data, p.dtype, (row * in.D + d) * J + i,
+                         load_as(in.x, in.dtype, conv1d::offset_of(in.x_stride, its.b, its.first + done - J + i, d)));
+        }
+    }
+}
+
+static inline gt_status keep_inputs(const gt_conv_ssd_args& a, const gt_conv1d_args& conv, const Device& device,
+                                    gt_stream stream) {
+    gt_conv_ssd_args of_inputs = a;
+    of_inputs.snapshots = a.conv_snapshots;
+    const Snapshots snapshots = snapshots_of(of_inputs);
+    if (!snapshots.data) return GT_OK;
+    const InputSnapshotsParams p = {conv1d::problem_of(conv), snapshots,        a.conv_snapshots,
+                                    a.snapshot_dtype,         a.snapshot_every, most_sequences(sequences_of(a))};
+    const int64_t items = p.count * ((conv.D + 255) / 256), room = 16 * (int64_t)device.multiprocessors;
+    return run("conv_ssd input_snapshots_kernel", input_snapshots_kernel, items < room ? items : room, 256, 0, stream,
+               p);
+}
+
 /* ---- the two calls ----------------------------------------------------------------------------------------------- */
 
 /* The calls of conv1d and ssd that make up a pass, and the pieces of its workspace. */
@@ -145,6 +188,8 @@ struct Plan {
     /* false: D exceeds the limit of conv1d.  Then the call has neither tokens nor states, and skips conv1d. */
     bool has_channels;
     size_t saved, bytes;
+    gt_conv_ssd_args call;                     /* the call's prepared arguments */
+    WideSnapshots<gt_conv_ssd_args> snapshots; /* of ssd */
 };
 
 /* Returns arguments of ssd in which x, B and C are columns of xBC, before the convolution. */
@@ -164,7 +209,16 @@ static inline gt_status ask_ssd(const gt_ssd_args& args, gt_pass pass, PassPlan*
 
 /* Plans the workspace: c, dc, then room for conv1d or ssd, whichever needs more, since they run one after the other.  A
  * size query has no workspace, so it computes with an arbitrary address. */
-static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, const Device& device, Plan* plan) {
+static inline gt_status plan_call(const gt_conv_ssd_args& call, gt_pass pass, const Device& device, Plan* plan) {
+    plan->call = call;
+    if (pass == GT_FORWARD) {
+        plan->snapshots = WideSnapshots<gt_conv_ssd_args>(call, {call.H * call.P, call.N});
+    } else { /* a query knows snapshots, which backward has not */
+        plan->snapshots.args = call;
+        plan->snapshots.args.snapshots = plan->snapshots.args.conv_snapshots = nullptr;
+        plan->snapshots.args.snapshot_every = 0, plan->snapshots.args.snapshot_dtype = GT_F32;
+    }
+    const gt_conv_ssd_args& a = plan->snapshots.args;
     Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;
     const int64_t bytes = has_tokens ? a.B * a.T * gt_conv_ssd_channels(&a) * size_of(a.dtype) : 0;
@@ -198,35 +252,39 @@ static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, const
     plan->ssd.workspace = plan->conv.workspace = most ? arena.take<char>((int64_t)most) : nullptr;
     plan->ssd.workspace_bytes = plan->conv.workspace_bytes = most;
     plan->saved = ssd.saved;
-    plan->bytes = arena.bytes();
+    plan->bytes = arena.bytes() + plan->snapshots.bytes;
     return GT_OK;
 }
 
-static inline gt_status begin(gt_pass pass, const gt_conv_ssd_args* args, Plan* plan) {
+static inline gt_status begin(gt_pass pass, const gt_conv_ssd_args* args, Plan* plan, Device* device) {
     gt_conv_ssd_args a;
-    Device device;
-    gt_status status = prepare(pass, args, &a, &device);
-    if (status == GT_OK) status = plan_call(a, pass, device, plan);
+    gt_status status = prepare(pass, args, &a, device);
+    if (status == GT_OK) status = plan_call(a, pass, *device, plan);
     if (status == GT_OK) status = check_saved(a.saved, a.saved_bytes, plan->saved);
     return status != GT_OK ? status : check_workspace(a.workspace, a.workspace_bytes, plan->bytes);
 }
 
 static inline gt_status forward(const gt_conv_ssd_args* args, gt_stream stream) {
     Plan plan = {};
-    gt_status status = begin(GT_FORWARD, args, &plan);
+    Device device;
+    gt_status status = begin(GT_FORWARD, args, &plan, &device);
     if (status != GT_OK) return status;
     if (plan.convolves) {
         PassPlan ssd;
         status = gt_ssd_plan(GT_FORWARD, false, &plan.ssd, &ssd);
-        return status != GT_OK ? status : convolve(plan.conv, ssd, plan.scratch, stream);
+        if (status == GT_OK) status = convolve(plan.conv, ssd, plan.scratch, stream);
+    } else {
+        if (plan.has_channels) status = gt_conv1d_forward(&plan.conv, stream);
+        if (status == GT_OK) status = gt_ssd_forward(&plan.ssd, stream);
     }
-    if (plan.has_channels) status = gt_conv1d_forward(&plan.conv, stream);
-    return status != GT_OK ? status : gt_ssd_forward(&plan.ssd, stream);
+    if (status == GT_OK) status = plan.snapshots.store(device, stream);
+    return status != GT_OK ? status : keep_inputs(plan.call, plan.conv, device, stream);
 }
 
 static inline gt_status backward(const gt_conv_ssd_args* args, gt_stream stream) {
     Plan plan = {};
-    gt_status status = begin(GT_BACKWARD, args, &plan);
+    Device device;
+    gt_status status = begin(GT_BACKWARD, args, &plan, &device);
     if (status != GT_OK) return status;
     gt_conv1d_args again = plan.conv;
     again.state_out = nullptr;

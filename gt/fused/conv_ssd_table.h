@@ -46,6 +46,8 @@ static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) 
         (status = gt_resolve_recurrent(&f, pass, dims)) ||
         (status = gt_resolve_row_stride("conv_state_out_stride", a->conv_state_out_stride, &f, pass, dims)) ||
         (status = gt_resolve_row_stride("state_out_stride", a->state_out_stride, &f, pass, dims)) ||
+        (status = gt_resolve_snapshots("conv_snapshots", a->conv_snapshots != NULL, a->snapshot_every, pass, dims)) ||
+        (status = gt_resolve_snapshots("snapshots", a->snapshots != NULL, a->snapshot_every, pass, dims)) ||
         (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) || (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)))
         return status;
     if (pass == GT_STEP && a->conv_state_in && a->conv_state_in != a->conv_state_out)
@@ -81,6 +83,8 @@ GT_API const gt_op *gt_op_conv_ssd(void) {
         {"state_out", GT_AT(state_out), GT_AT(state_out_stride), "QHPN", 'f', "o-s", "state_in"},
         GT_POOL_TENSORS,
         GT_SEQUENCE_TENSORS("ii"),
+        GT_SNAPSHOT_TENSOR(conv_snapshots, "UDJ"),
+        GT_SNAPSHOT_TENSOR(snapshots, "UHPN"),
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I", NULL},
         {"conv_dstate_out", GT_AT(conv_dstate_out), 0, "QDJ", 'f', "-i", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QHPN", 'f', "-i", NULL},
@@ -107,7 +111,7 @@ GT_API const gt_op *gt_op_conv_ssd(void) {
                              GT_CALLS(conv_ssd, gt_call_conv_ssd_step),
                              GT_RECURRENT_FIELDS(0),
                              GT_NO_SECOND,
-                             GT_NO_STEP_DTYPES};
+                             {0, 0, NULL, 0, 0, GT_AT(snapshot_dtype), GT_AT(snapshot_every)}};
     return &op;
 }
 #undef GT_AT

@@ -34,6 +34,8 @@ extern "C" {
                        {"state_out_stride", a->state_out_stride},                                                      \
                        {"state_dtype", a->state_dtype},                                                                \
                        {"parameter_dtype", a->parameter_dtype},                                                        \
+                       {"snapshot_every", a->snapshot_every},                                                          \
+                       {"snapshot_dtype", a->snapshot_dtype},                                                          \
                        {"state_scale_stride", a->state_scale_stride}};                                                 \
         const struct {                                                                                                 \
             const char *name;                                                                                          \
@@ -52,6 +54,7 @@ extern "C" {
                         {"rounding_seed", a->rounding_seed},                                                           \
                         {"rounding_steps", a->rounding_steps},                                                         \
                         {"state_scale", a->state_scale},                                                               \
+                        {"snapshots", a->snapshots},                                                                   \
                         {"piece_starts", a->piece_starts}};                                                            \
         for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)                                                \
             if (numbers[i].value)                                                                                      \

@@ -17,6 +17,7 @@
  *     table()          its gt_op.
  *     check(a)         returns an error if a size is too large for the kernels.
  *     States           WideStates if forward takes 16-bit states, otherwise SameStates (small_states.cuh).
+ *     Snapshots        WideSnapshots if forward stores snapshots, otherwise SameStates.
  *     state_shape(a)   the StateShape of a sequence's state.
  *     Choice           says which kernels a pass takes; choose(a, pass, device) returns it.
  *     plan_forward(a, choice, device), plan_backward(a, choice, device)
@@ -124,9 +125,12 @@ static inline gt_status call_forward(const typename Operator::Args* args, gt_str
     gt_status status = prepare<Operator>(GT_FORWARD, args, &a, &device);
     if (status != GT_OK) return status;
     const typename Operator::States states(a, Operator::state_shape(a));
-    const auto plan = Operator::plan_forward(states.args, Operator::choose(states.args, GT_FORWARD, device), device);
-    if ((status = check_buffers(a, plan, states.bytes)) != GT_OK || (status = states.load(device, stream)) != GT_OK ||
-        (status = run_forward(plan, device, on)) != GT_OK)
+    const typename Operator::Snapshots snapshots(states.args, Operator::state_shape(a));
+    const auto plan =
+        Operator::plan_forward(snapshots.args, Operator::choose(snapshots.args, GT_FORWARD, device), device);
+    if ((status = check_buffers(a, plan, states.bytes + snapshots.bytes)) != GT_OK ||
+        (status = states.load(device, stream)) != GT_OK || (status = run_forward(plan, device, on)) != GT_OK ||
+        (status = snapshots.store(device, stream)) != GT_OK)
         return status;
     return states.store(device, stream);
 }
@@ -248,9 +252,11 @@ static inline gt_status call_workspace(const typename Operator::Args* args, gt_w
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     a.workspace = nullptr;
     const typename Operator::States states(a, Operator::state_shape(a));
-    const auto forward = Operator::plan_forward(states.args, Operator::choose(states.args, GT_FORWARD, device), device);
+    const typename Operator::Snapshots snapshots(states.args, Operator::state_shape(a));
+    const auto forward =
+        Operator::plan_forward(snapshots.args, Operator::choose(snapshots.args, GT_FORWARD, device), device);
     gt_workspace sizes = {0, 0, 0, 0, 0};
-    sizes.forward = forward.bytes + states.bytes;
+    sizes.forward = forward.bytes + states.bytes + snapshots.bytes;
     sizes.backward = Operator::plan_backward(a, Operator::choose(a, GT_BACKWARD, device), device).bytes;
     sizes.saved = forward.saved;
     if constexpr (Operator::HAS_PIECES) sizes.segment = SegmentChoice<Operator>(a, device).bytes;

@@ -7,7 +7,7 @@
 #ifndef GT_RECURRENCE_SMALL_STATES_CUH
 #define GT_RECURRENCE_SMALL_STATES_CUH
 
-#include "sequences.cuh"
+#include "snapshots.cuh"
 #include "step_states.cuh"
 
 namespace gt {
@@ -103,10 +103,34 @@ store_states_kernel(const GT_GRID_CONSTANT SmallStatesParams p) {
     });
 }
 
+/* Rounds the snapshots of forward from fp32 to 16 bits: out <- snapshots.data.
+ * grid, block, bytes: as store_states_kernel.  A block takes a tile of all snapshots of a sequence. */
+struct SmallSnapshotsParams : SmallStatesParams {
+    Snapshots snapshots;
+    int64_t every;
+};
+
+template <bool VECTORS>
+GT_KERNEL(256, 2)
+store_snapshots_kernel(const GT_GRID_CONSTANT SmallSnapshotsParams p) {
+    each_state_tile<VECTORS>(p, [&](int64_t s, int64_t row, const StateTile<VECTORS>& tile) {
+        const Sequences& q = p.sequences;
+        const int64_t tokens = q.cu_seqlens ? q.cu_seqlens[s + 1] - q.cu_seqlens[s] : q.T;
+        if (row < 0) return;
+        for (int64_t done = p.every; done <= tokens; done += p.every) {
+            const int64_t at = snapshot_number(q, p.snapshots, s, done) * p.stride + tile.first();
+            float x[4 * STATE_PIECES];
+            load_step_state<VECTORS, STATE_PIECES>(x, {p.snapshots.data, GT_F32, at}, tile);
+            store_step_state<VECTORS, STATE_PIECES>({p.out, p.dtype, at}, x, tile, StepRounding(), 0, 0);
+        }
+    });
+}
+
 /* ---- host ---- */
 
-static inline gt_status run_states(const char* name, void (*vectors)(SmallStatesParams), void (*any)(SmallStatesParams),
-                                   const SmallStatesParams& p, const Device& device, gt_stream stream) {
+template <class Params>
+static inline gt_status run_states(const char* name, void (*vectors)(Params), void (*any)(Params), const Params& p,
+                                   const Device& device, gt_stream stream) {
     const int64_t items = p.count * state_tiles(p.shape), room = 16 * (int64_t)device.multiprocessors;
     const bool is_aligned = p.shape.columns % 4 == 0 && p.stride % 4 == 0 && p.wide_stride % 4 == 0 &&
                             has_aligned_fours(p.in, p.dtype) && has_aligned_fours(p.out, p.dtype);
@@ -203,7 +227,43 @@ class WideStates {
     float* wide_ = nullptr;
 };
 
-/* The same interface for an operator that has only fp32 states. */
+/* The same for snapshots of 16 bits: forward's kernels store fp32 rows in workspace. */
+template <class Args>
+class WideSnapshots {
+  public:
+    Args args;
+    size_t bytes = 0;
+
+    WideSnapshots() = default;
+    WideSnapshots(const Args& a, const StateShape& shape) : args(a) {
+        if (a.snapshot_every == 0 || (a.snapshot_dtype != GT_BF16 && a.snapshot_dtype != GT_F16)) return;
+        const int64_t size = shape.rows * shape.columns;
+        p_.sequences = states_sequences(a, 0);
+        p_.out = a.snapshots;
+        p_.dtype = a.snapshot_dtype, p_.shape = shape;
+        p_.stride = p_.wide_stride = size;
+        p_.count = most_sequences(p_.sequences);
+        p_.every = a.snapshot_every;
+        Arena arena(a.workspace);
+        float* const wide = arena.take<float>(a.B * (a.T / a.snapshot_every) * size);
+        bytes = arena.bytes();
+        args.snapshot_dtype = GT_F32;
+        if (a.snapshots) args.snapshots = wide ? wide : reinterpret_cast<float*>((uintptr_t)1 << 32); /* as above */
+        if (a.workspace) args.workspace = static_cast<char*>(a.workspace) + bytes;
+        p_.snapshots = snapshots_of(args);
+    }
+
+    gt_status store(const Device& device, gt_stream stream) const {
+        if (!p_.out || !p_.snapshots.data) return GT_OK;
+        return run_states<SmallSnapshotsParams>("recurrence store_snapshots_kernel", store_snapshots_kernel<true>,
+                                                store_snapshots_kernel<false>, p_, device, stream);
+    }
+
+  private:
+    SmallSnapshotsParams p_ = {};
+};
+
+/* The same interface for an operator that has only fp32 states, or no snapshots. */
 template <class Args>
 struct SameStates {
     Args args;

@@ -224,6 +224,7 @@ struct Operator {
     using Args = gt_selective_scan_args;
     using Stream = gt_stream;
     using States = WideStates<Args>;
+    using Snapshots = SameStates<Args>;
     static StateShape state_shape(const Args& a) { return {a.D, a.N}; }
     static constexpr bool HAS_PIECES = false;
     static const gt_op* table() { return gt_op_selective_scan(); }

@@ -70,7 +70,7 @@ GT_API const gt_op *gt_op_selective_scan(void) {
                              GT_CALLS(selective_scan, gt_call_selective_scan_step),
                              GT_RECURRENT_FIELDS(0),
                              GT_NO_SECOND,
-                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1, 0}};
+                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1, 0, 0, 0}};
     return &op;
 }
 #undef GT_AT

@@ -74,12 +74,17 @@ static inline bool has_pairs(const float* state) { return (uintptr_t)state % 8 =
 /* has_pairs() for rows of a pool of states. */
 static inline bool has_paired_rows(const gt_ssd_args& a) { return !a.slots || a.state_out_stride % 2 == 0; }
 
+/* has_pairs() for snapshots.  Kernels store them in fp32. */
+static inline bool has_paired_snapshots(const gt_ssd_args& a) {
+    return a.snapshot_every == 0 || a.snapshot_dtype > GT_F32 || has_pairs(static_cast<const float*>(a.snapshots));
+}
+
 static inline bool has_whole_rows(const gt_ssd_args& a) {
     return has_pieces(a, a.x, a.x_stride) && has_pieces(a, a.Bm, a.Bm_stride) && has_pieces(a, a.Cm, a.Cm_stride) &&
            has_pieces(a, a.z, a.z_stride) && has_pieces(a, a.y, a.y_stride) && has_pieces(a, a.dy, a.dy_stride) &&
            has_pieces(a, a.dx, a.dx_stride) && has_pieces(a, a.dz, a.dz_stride) && has_pieces(a, a.dBm, a.dBm_stride) &&
            has_pieces(a, a.dCm, a.dCm_stride) && has_pairs(a.state_in) && has_pairs(a.state_out) &&
-           has_pairs(a.dstate_in) && has_pairs(a.dstate_out) && has_paired_rows(a);
+           has_pairs(a.dstate_in) && has_pairs(a.dstate_out) && has_paired_rows(a) && has_paired_snapshots(a);
 }
 
 /* The shape of a tensor map of x, y, z, dy or dz.  A box has 64 tokens by 64 rows p of a head. */

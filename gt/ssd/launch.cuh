@@ -162,6 +162,7 @@ struct Operator {
         return status != GT_OK ? status : check_size("N", a.N, MAX_SIZE);
     }
     using States = WideStates<Args>;
+    using Snapshots = WideSnapshots<Args>;
     static StateShape state_shape(const Args& a) { return {a.H * a.P, a.N}; }
     static constexpr bool HAS_PIECES = true;
     static constexpr const char* JOIN = "ssd join_kernel";

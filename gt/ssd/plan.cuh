@@ -215,6 +215,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, const Choice& choic
         p.state_in = a.state_in, p.state_in_shared = a.state_in_shared;
         p.state_out = a.state_out;
         p.checkpoints = checkpoints;
+        p.snapshots = snapshots_of(a);
     } else {
         ForwardParams& p = plan.any;
         p.in = problem_of(a);
@@ -224,6 +225,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, const Choice& choic
         p.state_out = a.state_out;
         p.keeps_checkpoints = choice.saves_states && a.saved;
         p.checkpoints = checkpoints;
+        p.snapshots = snapshots_of(a);
     }
     plan.bytes = forward_workspace(a, choice), plan.saved = saved.bytes();
     return plan;
@@ -463,6 +465,7 @@ struct BackwardPlan {
 /* The arguments of backward, with y = NULL unless backward reads y. */
 static inline gt_ssd_args backward_args(gt_ssd_args a) {
     if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* so forward's y cannot influence the choice */
+    a.snapshots = nullptr;                          /* nor can its snapshots, which a query has */
     return a;
 }
 
@@ -532,6 +535,7 @@ static inline void take_slab(TensorParams& p, int slab) {
     take_slab(p.checkpoints, slab);
     skip_columns(p.state_in, slab * SLAB);
     skip_columns(p.state_out, slab * SLAB);
+    skip_columns(p.snapshots.data, slab * SLAB);
     p.has_share = slab > 0;
     p.leaves_share = slab + 1 < slabs(p.in.N);
 }

@@ -4,6 +4,7 @@
 #ifndef GT_SSD_PROBLEM_CUH
 #define GT_SSD_PROBLEM_CUH
 
+#include "../recurrence/snapshots.cuh"
 #include "../recurrence/ssm.cuh"
 
 namespace gt {
@@ -119,6 +120,7 @@ struct ForwardParams {
     float* state_out;
     Checkpoints checkpoints;
     int keeps_checkpoints;
+    Snapshots snapshots;
     int state_in_shared;
     int is_local; /* a Local (gt/recurrence/segments.cuh): not 0 if segments start from zero states and only
                    * segments.states and segments.decays are written */
@@ -166,6 +168,7 @@ struct TensorParams {
     float* state_out;
     int state_in_shared;
     Checkpoints checkpoints;
+    Snapshots snapshots;
     float* share;                /* [B,T,H,P]: partial sums of y from earlier slabs; NULL: there is only one slab */
     int has_share, leaves_share; /* has_share: the launch adds share to its sums; leaves_share: it stores its sums to
                                   * share, and no y */
@@ -305,6 +308,11 @@ GT_DEV const float* first_state(const Problem& in, const Span& span, const float
 /* The address of the last state of sequence s, or NULL. */
 GT_DEV float* last_state(const Problem& in, float* states, int64_t s) {
     return end_row(in.sequences, states, in.H * in.P * in.N, s);
+}
+
+/* The address for the state after a segment's first `tokens` tokens, or NULL if no snapshot is due. */
+GT_DEV float* snapshot_row(const Problem& in, const Snapshots& snapshots, const Span& span, int tokens) {
+    return gt::snapshot_row(in.sequences, snapshots, in.H * in.P * in.N, span, tokens);
 }
 
 /* The index in Problem::dy_inverses of a chunk and tile, which have BLOCKS inverses there.  slot: counted over all

@@ -19,6 +19,7 @@ static inline gt_ssd_args segment_args(gt_ssd_args a) {
     a.dA = a.dDskip = a.ddt_bias = nullptr;
     a.Dskip = a.state_in = a.dstate_out = nullptr;
     a.saved = nullptr;
+    a.snapshots = nullptr;
     if (REVERSE) {
         a.x = a.Bm = nullptr;
         a.state_out = nullptr;

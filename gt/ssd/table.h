@@ -24,6 +24,7 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
         (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) || (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)) ||
         (status = gt_resolve_scale(a->state_scale, a->state_scale_stride, a->state_dtype, 1, pass, dims)) ||
         (status = gt_resolve_rounding(a->rounding_seed, a->rounding_steps, a->state_dtype, pass, dims)) ||
+        (status = gt_resolve_snapshots("snapshots", a->snapshots != NULL, a->snapshot_every, pass, dims)) ||
         (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
     dims->n['Z' - 'A'] = gt_times(a->P, a->N); /* numbers of a head's state, which share one decay */
@@ -55,6 +56,7 @@ GT_API const gt_op *gt_op_ssd(void) {
         GT_ROUNDING_TENSORS,
         GT_SCALE_TENSOR("QHPI"),
         GT_SEQUENCE_TENSORS("ii-ii"),
+        GT_SNAPSHOT_TENSOR(snapshots, "UHPN"),
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I--I", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QHPN", 'f', "-i----i", NULL},
         {"dx", GT_AT(dx), GT_AT(dx_stride), "BTHP", 'x', "-o-", NULL},
@@ -83,7 +85,8 @@ GT_API const gt_op *gt_op_ssd(void) {
                              GT_CALLS(ssd, GT_STEP_AND_PIECES(ssd)),
                              GT_RECURRENT_FIELDS(GT_AT(pieces)),
                              GT_NO_SECOND,
-                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1, GT_AT(state_scale)}};
+                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1, GT_AT(state_scale),
+                              GT_AT(snapshot_dtype), GT_AT(snapshot_every)}};
     return &op;
 }
 #undef GT_AT

@@ -184,6 +184,7 @@ struct Operator {
     using Args = gt_wkv4_args;
     using Stream = Chain;
     using States = SameStates<Args>;
+    using Snapshots = SameStates<Args>;
     static StateShape state_shape(const Args&) { return {0, 0}; }
     static constexpr bool HAS_PIECES = false;
     static const gt_op* table() { return gt_op_wkv4(); }

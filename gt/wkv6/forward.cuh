@@ -411,6 +411,8 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
             me.store(checkpoint);
             if constexpr (C::KEEPS_LO) me.store(checkpoint + p.lo_terms, true);
         }
+        if (p.snapshots.data && sub_chunk > 0 && sub_chunk % SUB_CHUNKS == 0)
+            if (float* to = snapshot_of<C>(p, work_of<C>(smem), sub, SUB_CHUNK * sub_chunk)) me.store(to);
         GT_UNROLL
         for (int i = 0; i < UNROLLED; i++) {
             if (sub_chunk + i >= span.sub_chunks) break;
@@ -450,6 +452,8 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
             }
         }
     }
+    if (p.snapshots.data)
+        if (float* to = snapshot_of<C>(p, work_of<C>(smem), sub, INT32_MAX)) me.store(to);
     /* Compute the span again: no registers are left to keep it over the loop. */
     const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), sub);
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);

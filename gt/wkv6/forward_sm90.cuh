@@ -393,6 +393,8 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
     const bool is_scaled = warp_any(p.in.scale != 1.0f);
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk++) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) me.store(checkpoints + sub_chunk / SUB_CHUNKS * C::N * C::N);
+        if (C::MAKES_Y && p.snapshots.data && sub_chunk > 0 && sub_chunk % SUB_CHUNKS == 0)
+            if (float* to = snapshot_of<C>(p, work_of<C>(smem), 0, SUB_CHUNK * sub_chunk)) me.store(to);
         const int offset = sub_chunk % C::BUFFERS * C::BUFFER;
         float y[2][4] = {}, v[2][4];
         GroupFlags<C> flags;
@@ -423,6 +425,8 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
         for (int i = 0; (any & IS_SCALED) && i < C::GROUPS; i++) me.scale_group(i, me.scales + offset);
         typename C::Buffers{smem}.free(sub_chunk);
     }
+    if (C::MAKES_Y && p.snapshots.data)
+        if (float* to = snapshot_of<C>(p, work_of<C>(smem), 0, INT32_MAX)) me.store(to);
     const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0); /* computed again to save registers in the loop */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }

@@ -180,6 +180,11 @@ GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
                 store_as(p.y, in.dtype, offset_of(p.y_stride, seq.b, first + token, h) + column0 + column,
                          in.scale * y);
         }
+        if (!REVERSE && p.snapshots.data && part % PARTS == PARTS - 1) {
+            float* const to =
+                snapshot_row(in.sequences, p.snapshots, in.H * NV, head / in.H, seq.first, first - seq.first + tokens);
+            if (to) move_column<SLICES, true>(to + h * NV, in, slice, column0 + column, state);
+        }
         sync_threads();
     }
     float* const last = end_row(in.sequences, p.state_out, in.H * NV, head / in.H);

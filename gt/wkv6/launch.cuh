@@ -119,6 +119,7 @@ static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stre
             once.local = ALL_BUT_LAST;
             once.y = nullptr;
             once.checkpoints = nullptr;
+            once.snapshots = {};
             once.G_rows[0].data = once.G_rows[1].data = nullptr;
             once.rowsums = nullptr;
         }
@@ -167,6 +168,7 @@ static inline ForwardPlan plan_forward(const gt_wkv6_args& a, const Choice& choi
     PassParams& p = plan.states.params();
     p.y = a.y, p.y_stride = a.y_stride;
     p.state_out = a.state_out;
+    p.snapshots = snapshots_of(a);
     plan.bytes = arena.bytes(), plan.saved = saved.bytes();
     return plan;
 }

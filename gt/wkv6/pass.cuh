@@ -231,6 +231,19 @@ GT_DEV float* last_state(const TensorParams& p, const HeadSpan& span, bool is_la
     return p.state_out + (int64_t)span.head * (C::N * C::N);
 }
 
+/* Returns where the state after the first `tokens` tokens of a block's span goes, or NULL if no snapshot is due.
+ * tokens: INT32_MAX at the end of a span.  The function computes the span again, because no registers are left to keep
+ * it.  Kernels ask before a chunk, not after it, because there ptxas would spill registers. */
+template <class C>
+GT_DEV float* snapshot_of(const TensorParams& p, int work, int sub, int tokens) {
+    constexpr int64_t SIZE = C::N * C::N;
+    const HeadSpan span = span_of<C, false>(p, work, sub);
+    if (!span.exists) return nullptr;
+    float* const to = snapshot_row(p.in.sequences, p.snapshots, p.in.H * SIZE, sequence_of(p, span), span.start,
+                                   tokens < span.tokens ? tokens : span.tokens);
+    return to ? to + span.h * SIZE : nullptr;
+}
+
 /* Initialises the mbarriers and stores the index of work.  A block calls this function before its roles start, and with
  * `again` between two indices of work.  One thread initialises the barriers of each buffer of a head.  The index lies
  * in shared memory, because registers are short. */

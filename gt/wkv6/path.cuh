@@ -96,6 +96,8 @@ static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const De
     } else {
         check(y);
         check_whole("state_out", a.state_out);
+        if (pass == GT_FORWARD && a.snapshot_every && a.snapshot_dtype <= GT_F32) /* kernels store fp32 */
+            check_whole("snapshots", a.snapshots);
         if (!found.reason && a.slots && a.state_out_stride % 4)
             found = {"are not aligned to", "state_out", nullptr, 16};
     }

@@ -2,7 +2,7 @@
 #ifndef GT_WKV6_PROBLEM_CUH
 #define GT_WKV6_PROBLEM_CUH
 
-#include "../recurrence/segments.cuh"
+#include "../recurrence/snapshots.cuh"
 
 namespace gt {
 namespace wkv6 {
@@ -75,6 +75,7 @@ struct PassParams {
     gt_stride y_stride;
     const float* state_in;
     float* state_out;
+    Snapshots snapshots; /* only forward stores them */
     void* checkpoints;   /* [B,H,chunk slots,N,V] */
     int64_t lo_terms;    /* elements from a checkpoint of S to its lo terms (keeps_lo); 0: none */
     int64_t chunk_slots; /* chunk slots of a head */

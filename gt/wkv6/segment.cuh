@@ -132,6 +132,7 @@ struct Operator {
         return status != GT_OK ? status : check_size("V", a.V, MAX_SIZE);
     }
     using States = WideStates<Args>;
+    using Snapshots = WideSnapshots<Args>;
     static StateShape state_shape(const Args& a) { return {a.H * a.N, a.V}; }
     static constexpr bool HAS_PIECES = true;
     static constexpr const char* JOIN = "wkv6 join_kernel";

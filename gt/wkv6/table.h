@@ -31,6 +31,7 @@ static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
         (status = gt_resolve_scale(a->state_scale, a->state_scale_stride, a->state_dtype, gt_plus(a->V, 63) / 64, pass,
                                    dims)) ||
         (status = gt_resolve_rounding(a->rounding_seed, a->rounding_steps, a->state_dtype, pass, dims)) ||
+        (status = gt_resolve_snapshots("snapshots", a->snapshots != NULL, a->snapshot_every, pass, dims)) ||
         (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
     dims->n['Z' - 'A'] = gt_times(a->H, a->N); /* rows of states, each with a decay */
@@ -62,6 +63,7 @@ GT_API const gt_op *gt_op_wkv6(void) {
         GT_ROUNDING_TENSORS,
         GT_SCALE_TENSOR("QHNI"),
         GT_SEQUENCE_TENSORS("ii-ii"),
+        GT_SNAPSHOT_TENSOR(snapshots, "UHNV"),
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHV", 'x', "-I--I", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QHNV", 'f', "-i----i", NULL},
         {"dr", GT_AT(dr), GT_AT(dr_stride), "BTHN", 'x', "-o-", NULL},
@@ -87,7 +89,8 @@ GT_API const gt_op *gt_op_wkv6(void) {
                              GT_CALLS(wkv6, GT_STEP_AND_PIECES(wkv6)),
                              GT_RECURRENT_FIELDS(GT_AT(pieces)),
                              GT_NO_SECOND,
-                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1, GT_AT(state_scale)}};
+                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1, GT_AT(state_scale),
+                              GT_AT(snapshot_dtype), GT_AT(snapshot_every)}};
     return &op;
 }
 #undef GT_AT

@@ -42,7 +42,8 @@ typedef struct gt_xla_operator {
 
 GT_XLA_TWIN(wkv6, step)
 GT_XLA_OPERATOR(wkv6, gt_xla_twin_wkv6_step, GT_XLA_AT(wkv6, V, 'l', 'V'), GT_XLA_AT(wkv6, decay, 'i', 0),
-                GT_XLA_AT(wkv6, scale, 'f', 0), GT_XLA_AT(wkv6, segments, 'l', 0))
+                GT_XLA_AT(wkv6, scale, 'f', 0), GT_XLA_AT(wkv6, segments, 'l', 0),
+                GT_XLA_AT(wkv6, snapshot_every, 'l', 0))
 
 GT_XLA_TWIN(wkv4, step)
 GT_XLA_OPERATOR(wkv4, gt_xla_twin_wkv4_step, GT_XLA_AT(wkv4, decay, 'i', 0), GT_XLA_AT(wkv4, segments, 'l', 0))
@@ -51,7 +52,7 @@ GT_XLA_TWIN(ssd, step)
 GT_XLA_OPERATOR(ssd, gt_xla_twin_ssd_step, GT_XLA_AT(ssd, G, 'l', 'G'), GT_XLA_AT(ssd, softplus, 'i', 0),
                 GT_XLA_AT(ssd, dt_limit, 'i', 0), GT_XLA_AT(ssd, dt_min, 'f', 0), GT_XLA_AT(ssd, dt_max, 'f', 0),
                 GT_XLA_AT(ssd, Dskip_per_channel, 'i', 'K'), GT_XLA_AT(ssd, reads_y, 'i', 'y'),
-                GT_XLA_AT(ssd, segments, 'l', 0))
+                GT_XLA_AT(ssd, segments, 'l', 0), GT_XLA_AT(ssd, snapshot_every, 'l', 0))
 
 GT_XLA_TWIN(selective_scan, step)
 GT_XLA_OPERATOR(selective_scan, gt_xla_twin_selective_scan_step, GT_XLA_AT(selective_scan, G, 'l', 'G'),
@@ -65,7 +66,7 @@ GT_XLA_OPERATOR(conv_ssd, gt_xla_twin_conv_ssd_step, GT_XLA_AT(conv_ssd, N, 'l',
                 GT_XLA_AT(conv_ssd, softplus, 'i', 0), GT_XLA_AT(conv_ssd, dt_limit, 'i', 0),
                 GT_XLA_AT(conv_ssd, dt_min, 'f', 0), GT_XLA_AT(conv_ssd, dt_max, 'f', 0),
                 GT_XLA_AT(conv_ssd, Dskip_per_channel, 'i', 'K'), GT_XLA_AT(conv_ssd, reads_y, 'i', 'y'),
-                GT_XLA_AT(conv_ssd, segments, 'l', 0))
+                GT_XLA_AT(conv_ssd, segments, 'l', 0), GT_XLA_AT(conv_ssd, snapshot_every, 'l', 0))
 
 GT_XLA_TWIN(wkv_ssm, step)
 GT_XLA_OPERATOR(wkv_ssm, gt_xla_twin_wkv_ssm_step, GT_XLA_AT(wkv_ssm, wkv6.V, 'l', 'V'),

@@ -47,6 +47,9 @@ static const test_field fields[] = {TEST_FIELD(wkv_ssm, wkv6.V, 'v'),
         BAD(wkv_ssm, part.piece_decays, 'l', 64, GT_ERROR_VALUE, #part ".piece_decays is set"),                        \
         BAD(wkv_ssm, part.piece_starts, 'l', 64, GT_ERROR_VALUE, #part ".piece_starts is set"),                        \
         BAD(wkv_ssm, part.state_scale, 'l', 64, GT_ERROR_VALUE, #part ".state_scale is set"),                          \
+        BAD(wkv_ssm, part.snapshots, 'l', 64, GT_ERROR_VALUE, #part ".snapshots is set"),                              \
+        BAD(wkv_ssm, part.snapshot_every, 'l', 128, GT_ERROR_VALUE, #part ".snapshot_every is set"),                   \
+        BAD(wkv_ssm, part.snapshot_dtype, 'i', 1, GT_ERROR_VALUE, #part ".snapshot_dtype is set"),                     \
         BAD(wkv_ssm, part.state_scale_stride, 'l', 64, GT_ERROR_VALUE, #part ".state_scale_stride is set"),            \
         BAD(wkv_ssm, part.state_dtype, 'i', 1, GT_ERROR_VALUE, #part ".state_dtype is set"),                           \
         BAD(wkv_ssm, part.parameter_dtype, 'i', 2, GT_ERROR_VALUE, #part ".parameter_dtype is set")

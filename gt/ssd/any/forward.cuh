@@ -50,6 +50,16 @@ GT_DEV void stage_gate(const Problem& in, const Position<C>& s, int64_t first) {
     }
 }
 
+/* Stores the state after a segment's first `tokens` tokens, if a snapshot is due.  tokens: INT32_MAX at the segment's
+ * end. */
+template <class C>
+GT_DEV void keep_snapshot(const ForwardParams& p, const Position<C>& s, int64_t item, int tokens,
+                          float (&state)[8][C::RN]) {
+    const Span span = span_at(p.in.sequences, p.in.segments.count, CHECKPOINT, item);
+    float* const to = snapshot_row(p.in, p.snapshots, span, tokens);
+    if (to) store_state(p.in, s, to + state_of(p.in, s, 0), state);
+}
+
 /* Runs segment number `item`, in the numbering of all sequences' segments. */
 template <class C>
 GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item) {
@@ -70,6 +80,8 @@ GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item
             const int64_t slot = (s.b * in.H + s.h) * slots + s.chunk_slot() + sub_chunk / SUB_CHUNKS;
             store_checkpoint(in, s, p.checkpoints, slot, state);
         }
+        if (p.snapshots.data && sub_chunk > 0 && sub_chunk % SUB_CHUNKS == 0)
+            keep_snapshot(p, s, item, sub_chunk * SUB_CHUNK, state);
         const int tokens = tokens_from(s, first);
         stage_decays(in, s, first);
         stage<SUB_CHUNK, TILE_P, C::THREADS>(s.address(C::X), head_rows(in, s, in.x, in.x_stride, first));
@@ -96,6 +108,7 @@ GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item
         update_state(s, state, tokens, C::X, C::WEIGHT, C::B);
         sync_threads();
     }
+    if (p.snapshots.data) keep_snapshot(p, s, item, INT32_MAX, state);
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* computed again, because no
                                                                                    * registers are left to keep it */
     if (p.is_local) {

@@ -25,6 +25,7 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
             once.is_local = ALL_BUT_LAST;
             once.y = nullptr;
             once.keeps_checkpoints = 0;
+            once.snapshots = {};
         }
         return launch_forward_once(once, device, stream);
     });

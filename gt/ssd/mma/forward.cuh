@@ -489,6 +489,8 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         cp_async_commit();
         if (!active) continue;
         state.template update<T>(x, 0, unit_warp, B, weights, chunk_decay(addresses));
+        if (p.snapshots.data && chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1)
+            keep_snapshot(p, cursor, unit, unit_warp, (chunk + 1) * CHUNK, state);
     }
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again, which
                                                                                             * needs no registers during

@@ -433,6 +433,8 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
                 state.store(plain_slot(in, cursor, p.checkpoints, unit, chunk), cursor.row0(unit) + 16 * part_here(),
                             in);
         }
+        if (p.snapshots.data && chunk > 0 && chunk % SLOT_SHORTS == 0)
+            keep_snapshot(p, cursor, unit_here(), part_here(), chunk * SHORT, state);
         cp_async_wait<0>();
         sync_threads();
         if (chunk + 1 < cursor.chunks()) { /* copies to the stage that the previous chunk has freed */
@@ -488,6 +490,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         store_split_y<Tile>(p, smem, x(unit), cursor, chunk, unit, unit_warp, y);
         state.update(x(unit), unit_warp, B(), weights(unit));
     }
+    if (p.snapshots.data) keep_snapshot(p, cursor, unit_here(), part_here(), INT32_MAX, state);
     const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* computed again */
     const int unit = unit_here(), unit_warp = part_here();
     float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;

@@ -253,6 +253,17 @@ GT_DEV int64_t unit_slot(const Problem& in, const Cursor& cursor, int unit, int 
 GT_DEV int64_t unit_strands(const Problem& in) { return grid_x() / (in.G * group_pairs(in)); }
 GT_DEV int64_t unit_strand(const Problem& in) { return block_x() / (in.G * group_pairs(in)); }
 
+/* Stores a warp's states after a segment's first `tokens` tokens, if a snapshot is due.  tokens: INT32_MAX at the
+ * segment's end.  A kernel asks before a chunk or after it, wherever ptxas spills fewer registers. */
+template <class State, class AnyCursor>
+GT_DEV void keep_snapshot(const TensorParams& p, const AnyCursor& cursor, int unit, int unit_warp, int tokens,
+                          const State& state) {
+    const Span span = span_at(p.in.sequences, p.in.segments.count, CHECKPOINT, cursor.item());
+    float* const to = snapshot_row(p.in, p.snapshots, span, tokens);
+    if (to && unit < cursor.units())
+        state.store(to + unit_state(p.in, cursor, unit, 0), cursor.row0(unit) + 16 * unit_warp, p.in);
+}
+
 /* ---- copies ----------------------------------------------------------------------------------------------------- */
 
 /* A stream is the global address of the next chunk of a tensor.  One thread advances all streams, so that other threads

@@ -800,6 +800,21 @@ GT_DEV void store_rows(uint32_t tile, T* to, int64_t pitch, int rows, int column
     }
 }
 
+/* Stores the consumer's states to a row of fp32 states, unless `to` is NULL. */
+template <class Tile>
+GT_DEV void store_states(const Consumer<Tile>& me, const Problem& in, float* to,
+                         WarpState<Tile::NP> (&state)[Tile::CONSUMER_UNITS]) {
+    if (!to) return;
+    GT_UNROLL
+    for (int i = 0; i < Tile::CONSUMER_UNITS; i++) {
+        const GroupCursor<Tile::UNITS> cursor = me.cursor();
+        const int unit = me.unit(i);
+        if (!cursor.exists(unit)) continue;
+        state[i].power.inverse = inverse_of(state[i].power.value);
+        state[i].store(to + cursor.state(in, unit, 0), cursor.row0(unit) + 16 * me.unit_warp(), in);
+    }
+}
+
 template <class Tile>
 GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     using T = typename Tile::T;
@@ -882,6 +897,9 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         float S[8][4] = {};
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks(); chunk++, n++) {
+            if (!Tile::MAKES_DZ && p.snapshots.data && chunk > 0 && chunk % SLOT_CHUNKS == 0)
+                store_states(me, in, snapshot_row(in, p.snapshots, ordered_span(in, me.cursor().item()), chunk * CHUNK),
+                             state);
             ring.wait_full(n);
             const uint64_t left = wgmma_tile<ROW, Major::K>(me.C(n), PANEL),
                            right = wgmma_tile<ROW, Major::K>(me.B(n), PANEL);
@@ -927,16 +945,9 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         item = me.cursor().item();
         /* computed again, because no registers are left to keep it */
         const Span same = ordered_span(in, item);
-        if (float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr) {
-            GT_UNROLL
-            for (int i = 0; i < CONSUMER_UNITS; i++) {
-                const GroupCursor<Tile::UNITS> cursor = me.cursor();
-                const int unit = me.unit(i);
-                if (!cursor.exists(unit)) continue;
-                state[i].power.inverse = inverse_of(state[i].power.value);
-                state[i].store(end + cursor.state(in, unit, 0), cursor.row0(unit) + 16 * me.unit_warp(), in);
-            }
-        }
+        if (!Tile::MAKES_DZ && p.snapshots.data)
+            store_states(me, in, snapshot_row(in, p.snapshots, same, INT32_MAX), state);
+        store_states(me, in, same.ends ? last_state(in, p.state_out, same.sequence) : nullptr, state);
         return item;
     });
 }

@@ -572,9 +572,17 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
         state.load(start ? start + me.cursor().state(in, me.unit(), 0) : nullptr,
                    me.cursor().row0(me.unit()) + 16 * me.unit_warp(), in);
         const int chunks = me.cursor().chunks();
+        /* Stores the state to a row of fp32 states, unless `to` is NULL. */
+        const auto store = [&](float* to) {
+            if (to && me.cursor().exists(me.unit()))
+                state.store(to + me.cursor().state(in, me.unit(), 0), me.cursor().row0(me.unit()) + 16 * me.unit_warp(),
+                            in);
+        };
         float S[8][4] = {}; /* S, y and the sums of the update use the same registers in turn */
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            if (p.snapshots.data && chunk > 0 && chunk % SLOT_CHUNKS == 0)
+                store(snapshot_row(in, p.snapshots, ordered_span(in, me.cursor().item()), chunk * CHUNK));
             ring.wait_full(n);
             const uint64_t left = wgmma_tile<128, Major::K>(me.C(), PANEL),
                            right = wgmma_tile<128, Major::K>(me.B(n), PANEL);
@@ -601,10 +609,8 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
         }
         item = me.cursor().item();
         const Span same = ordered_span(in, item); /* computed again, because no registers are left to keep it */
-        float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
-        if (end && me.cursor().exists(me.unit()))
-            state.store(end + me.cursor().state(in, me.unit(), 0), me.cursor().row0(me.unit()) + 16 * me.unit_warp(),
-                        in);
+        if (p.snapshots.data) store(snapshot_row(in, p.snapshots, same, INT32_MAX));
+        store(same.ends ? last_state(in, p.state_out, same.sequence) : nullptr);
         return item;
     });
 }
