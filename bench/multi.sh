@@ -16,16 +16,18 @@
 #
 #   part          one: a single process; weak: WINDOWS windows for each rank; strong: as many windows for all ranks
 #                 shared: two ranks on one GPU
-#   tokens_per_s  of all ranks, by the clock, from step 100 to step 500
+#                 large one, large weak: the same for a model of 1.1e9 parameters, with 16 windows of 1024 for each rank
+#   tokens_per_s  of all ranks, by the clock, from step 100 to step 500; of large models from step 31 to step 60
 #   waiting       per cent of the time of a step for which the GPU of rank 0 waited for NCCL; empty: no NCCL
 #
-# At the end, two runs with the same ranks must write the same log.  Two losses show how near NCCL and MPI are.
+# At the end, two runs with the same ranks must write the same log.  Losses show how near NCCL, MPI and one process with
+# the same windows are.
 #
 # NVLink multicast stays off unless NCCL_NVLS_ENABLE is set, because it can disturb other users of a host's switches.
 set -u
 cd "$(dirname "$0")/.." || exit
 hybrid=${HYBRID:-build/examples/hybrid_train} mpirun=${MPIRUN:-mpirun} out=${OUT:-.} status=0
-windows=${WINDOWS:-64} seq=${SEQ:-256} runs=${RUNS:-3}
+windows=${WINDOWS:-64} seq=${SEQ:-256} runs=${RUNS:-3} steps=500 prefix='' size=()
 gpus=${GPUS:-$(nvidia-smi --list-gpus 2>/dev/null | grep -c .)}
 file=$out/multi.csv
 mkdir -p "$out" || exit
@@ -57,7 +59,7 @@ train() {
     [ $left -gt 0 ] || return 124
     # shellcheck disable=SC2086 # several options
     set -- "$hybrid" --device cuda --model HY --seq "$seq" --sample 0 --quiet --eval-every 0 --final-eval-tokens 256 \
-        --stall-timeout 60 --nccl "$nccl" "$@" ${OPTIONS-}
+        --stall-timeout 60 --nccl "$nccl" "${size[@]}" "$@" ${OPTIONS-}
     [ "$ranks" = 0 ] || set -- "$mpirun" -n "$ranks" --oversubscribe "$@"
     timeout $left "$@" >"$work/log" 2>&1 || result=$?
     [ $result = 0 ] && return
@@ -75,17 +77,26 @@ row() {
             status=124
             return
         fi
-        train "$2" "$3" --batch "$4" --steps 500 || return
+        train "$2" "$3" --batch "$4" --steps "$steps" --csv "$work/steps" || return
         speed=$(sed -n 's/^speed.*: \([0-9,]*\) tokens.*/\1/p' "$work/log" | tr -d ,)
+        [ -n "$speed" ] || speed=$(awk -F, -v from=$((steps / 2)) \
+            '$1 > from && $9 > 0 { time += 1 / $9; n++ } END { printf "%.0f", (n ? n / time : 0) }' "$work/steps")
         waiting=$(sed -n 's/^waiting *\([0-9.]*\) %.*/\1/p' "$work/log")
         transport=$(sed -n 's/^gradients *added up by \([A-Z]*\) *\([0-9.]*\).*/\1 \2/p' "$work/log" | sed 's/ *$//')
-        awk -v s="$speed" -v head="$1,$2,${transport:-none},$4,$seq" -v tokens=$(($4 * seq)) -v waiting="$waiting" \
+        awk -v s="$speed" -v head="$prefix$1,$2,${transport:-none},$4,$seq" -v tokens=$(($4 * seq)) -v waiting="$waiting" \
             'BEGIN { printf "%s,%s,%.4f,%s\n", head, s, (s > 0 ? 1000 * tokens / s : 0), waiting }' >>"$file"
     done
 }
 
-# logs NAME RANKS NCCL: 20 steps; keeps the columns of the log that do not depend on time
-logs() { train "$2" "$3" --batch $((windows * $2)) --steps 20 --csv "$work/csv" && cut -d, -f1-7 "$work/csv" >"$work/$1"; }
+# logs NAME RANKS NCCL: 20 steps with as many windows as `most` ranks have; keeps the columns of the log that do not
+# depend on time
+most=$((gpus > 1 ? gpus : 2)) use=$([ "$gpus" -gt 1 ] && echo on || echo off)
+logs() {
+    train "$2" "$3" --batch $((windows * most)) --steps 20 --csv "$work/csv" && cut -d, -f1-7 "$work/csv" >"$work/$1"
+}
+
+# losses NAME: of steps 3 and 20
+losses() { echo "$(sed -n 4p "$work/$1" | cut -d, -f3) $(tail -n 1 "$work/$1" | cut -d, -f3)"; }
 
 row one 0 off "$windows"
 row one 0 on "$windows"
@@ -96,13 +107,19 @@ for ((n = 2; n <= gpus; n *= 2)); do
 done
 row shared 2 off $((windows * 2))
 
-most=$((gpus > 1 ? gpus : 2)) use=$([ "$gpus" -gt 1 ] && echo on || echo off)
-if logs first $most "$use" && logs again $most "$use" && logs host $most off; then
+large() {
+    local seq=1024 steps=60 runs=1 prefix='large ' size=(--hidden 2048 --layers 13 --head-size 64)
+    row one 0 off 16
+    for ((n = 2; n <= gpus; n *= 2)); do row weak $n on $((16 * n)); done
+}
+[ -n "${OPTIONS-}" ] || large
+
+if logs first $most "$use" && logs again $most "$use" && logs host $most off && logs alone 0 off; then
     same=differ
     cmp -s "$work/first" "$work/again" && same="are equal"
     echo "# the logs of two runs with $most ranks, nccl $use, $same" >>"$file"
     [ "$same" = differ ] && status=1
-    echo "# losses of 20 steps: nccl $use $(tail -n 1 "$work/first" | cut -d, -f3)," \
-        "nccl off $(tail -n 1 "$work/host" | cut -d, -f3)" >>"$file"
+    echo "# losses of steps 3 and 20: nccl $use $(losses first), nccl off $(losses host)," \
+        "one process $(losses alone)" >>"$file"
 fi
 exit $status
