@@ -132,7 +132,7 @@ static inline gt_status call(gt_pass pass, const gt_wkv_ssm_args* args, gt_strea
 static inline gt_status check_grid(const gt_wkv_ssm_args& a) {
     const int64_t blocks = gt_times(gt_times(a.B, a.wkv6.H), (a.wkv6.V + 63) / 64);
     if (blocks <= INT32_MAX) return GT_OK;
-    return gt_fail(GT_ERROR_SIZE, "B = %lld, wkv6.H = %lld: %lld blocks exceed a grid", (long long)a.B,
+    return gt_fail(GT_ERROR_SIZE, "B = %lld, wkv6.H = %lld: %lld blocks are too many for a grid", (long long)a.B,
                    (long long)a.wkv6.H, (long long)blocks);
 }
 

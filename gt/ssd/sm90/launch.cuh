@@ -206,7 +206,7 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
     const int64_t most = choice.gates_in_dx ? pairs : places, blocks = most < room ? most : room;
     if (blocks == 0) return GT_OK; /* the call has no chunks */
     if (places > INT32_MAX - 2 * room)
-        return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks exceed a grid", (long long)places);
+        return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks are too many for a grid", (long long)places);
     HopperGradientParams p;
     static_cast<ChunkGradientParams&>(p) = all;
     p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
