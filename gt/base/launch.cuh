@@ -306,7 +306,8 @@ template <class Params>
 static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks, unsigned threads,
                             size_t smem_bytes, Chain& chain, const Params& params) {
     if (blocks == 0) return GT_OK;
-    if (blocks > INT32_MAX) return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks are too many for a grid", name, (long long)blocks);
+    if (blocks > INT32_MAX)
+        return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks are too many for a grid", name, (long long)blocks);
     if (KernelList* list = noted_kernels()) {
         list->add(name);
         return GT_OK;

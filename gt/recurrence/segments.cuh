@@ -385,7 +385,8 @@ template <bool REVERSE, bool ENDS = false, class Stream>
 static inline gt_status scan_segments(const char* name, ScanParams p, const Device& device, Stream& stream) {
     const int64_t tiles = (p.state_size + SCAN_THREADS - 1) / SCAN_THREADS, room = 32 * (int64_t)device.multiprocessors;
     const int64_t most = most_sequences(p.sequences), wanted = (room + tiles - 1) / tiles;
-    if (tiles > INT32_MAX) return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks are too many for a grid", name, (long long)tiles);
+    if (tiles > INT32_MAX)
+        return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks are too many for a grid", name, (long long)tiles);
     p.elements = p.state_size / p.decay_size;
     p.tiles = divide_by((int)tiles);
     p.strands = (int)(most < wanted ? most : wanted);
