@@ -73,12 +73,14 @@ GT_DEV float gradient_of_sum(bool has_silu, float pre, float dy) {
 }
 
 /* Returns input t of a sequence, where t < 0: one of the W - 1 inputs that the sequence's state holds.  row: index of
- * the sequence. */
+ * the sequence.  FORWARD: only forward takes states of 16 bits, and states in pools. */
+template <bool FORWARD = true>
 GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
     const int64_t J = p.W - 1, j = t + J;
     if (!p.state_in || j < 0) return 0.0f;
     const StatePool& pool = p.sequences.pool;
     int64_t at = ((p.state_in_shared ? 0 : row) * p.D + d) * J + j;
+    if (!FORWARD) return static_cast<const float*>(p.state_in)[at];
     if (pool.slots) {
         const int64_t slot = pool.starts_zero && pool.starts_zero[row] ? -1 : pool_row(pool, row);
         if (slot < 0) return 0.0f;
