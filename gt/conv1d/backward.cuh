@@ -226,7 +226,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
         bounds = bounds_at(in, me, a, bounds.sequence);
         first = a;
         stop = bounds.end < used ? bounds.end : used;
-        load_window<L, W>(lane.e, in, x, bounds, a);
+        load_window<L, W, false>(lane.e, in, x, bounds, a);
         GT_UNROLL
         for (int i = 0; i < W; i++) {
             GT_UNROLL

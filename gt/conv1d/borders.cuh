@@ -116,13 +116,13 @@ GT_DEV void prior_window(float (&later)[W][1], float q, int n, uint32_t near) {
 }
 
 /* Loads the W inputs of token t of a packed row from global memory.  t < used_tokens(). */
-template <class T, int W>
+template <class T, bool FORWARD, int W>
 GT_DEV void load_window_of(float (&window)[W][1], const Problem& p, const T* row, int64_t d, int64_t t) {
     const int64_t s = sequence_of(p.sequences, t, 0), begin = p.sequences.cu_seqlens[s];
     GT_UNROLL
     for (int k = 0; k < W; k++) {
         const int64_t past = t - (W - 1) + k;
-        window[k][0] = past >= begin ? Element<T>::load(row, past) : state_input(p, s, d, (int)(past - begin));
+        window[k][0] = past >= begin ? Element<T>::load(row, past) : state_input<FORWARD>(p, s, d, (int)(past - begin));
     }
 }
 
@@ -156,7 +156,7 @@ GT_DEV void forward_packed_unit(float (&y)[N], const Problem& p, const Filter<W,
             for (int n = 0; n < N; n++) {
                 if (!(early >> n & 1) || first + t + n < 0 || t + n >= end) continue;
                 float window[W][1];
-                load_window_of(window, p, row, d, first + t + n);
+                load_window_of<T, true>(window, p, row, d, first + t + n);
                 const float of_token = output_of_sum<T>(p.has_silu, filter.sum(window, 0));
                 GT_UNROLL
                 for (int i = 0; i < N; i++) y[i] = i == n ? of_token : y[i];

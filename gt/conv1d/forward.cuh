@@ -143,7 +143,7 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
             if (a == stop) {
                 bounds = bounds_at(in, me, a, bounds.sequence);
                 stop = bounds.end < used ? bounds.end : used;
-                load_window<L, W>(lane.e, in, x, bounds, a);
+                load_window<L, W, true>(lane.e, in, x, bounds, a);
             }
             if ((L::OVER_TIME || p.cut.is_whole) && a % UNIT == 0 && a + UNIT <= stop) {
                 lane.unit(in, y, stage, a - begin, a);

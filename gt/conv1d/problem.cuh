@@ -73,12 +73,14 @@ GT_DEV float gradient_of_sum(bool has_silu, float pre, float dy) {
 }
 
 /* Returns input t of a sequence, where t < 0: one of the W - 1 inputs that the sequence's state holds.  row: index of
- * the sequence. */
+ * the sequence.  FORWARD: only forward takes states of 16 bits, and states in pools. */
+template <bool FORWARD = true>
 GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
     const int64_t J = p.W - 1, j = t + J;
     if (!p.state_in || j < 0) return 0.0f;
     const StatePool& pool = p.sequences.pool;
     int64_t at = ((p.state_in_shared ? 0 : row) * p.D + d) * J + j;
+    if (!FORWARD) return static_cast<const float*>(p.state_in)[at];
     if (pool.slots) {
         const int64_t slot = pool.starts_zero && pool.starts_zero[row] ? -1 : pool_row(pool, row);
         if (slot < 0) return 0.0f;
@@ -89,6 +91,8 @@ GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
 
 /* The parameters of VEC channels in a kernel for any width.  Taps before `first` do not exist.  They are skipped, not
  * multiplied by 0, because the input there may be infinite. */
+constexpr int LEAST_W = 2; /* the smallest W */
+
 template <int VEC>
 struct Taps {
     float weight[TAPS][VEC], bias[VEC];
@@ -104,12 +108,15 @@ struct Taps {
         }
     }
 
+    /* W is at least LEAST_W.  So a loop needs predicates only for the first taps, and they stay in registers. */
+    GT_METHOD bool exists(int k) const { return k >= TAPS - LEAST_W || k >= first; }
+
     /* Returns pre_t (see gt_conv1d.cuh) of channel v.  e holds the inputs e_{t-3} ... e_t. */
     GT_METHOD float sum(const float (&e)[TAPS][VEC], int v) const {
         float pre = bias[v];
         GT_UNROLL
         for (int k = 0; k < TAPS; k++)
-            if (k >= first) pre = fma_rn(weight[k][v], e[k][v], pre);
+            if (exists(k)) pre = fma_rn(weight[k][v], e[k][v], pre);
         return pre;
     }
 
@@ -119,7 +126,7 @@ struct Taps {
         float sum = 0.0f;
         GT_UNROLL
         for (int k = 0; k < TAPS; k++)
-            if (k >= first) sum = fma_rn(weight[k][v], q[HALO - k][v], sum);
+            if (exists(k)) sum = fma_rn(weight[k][v], q[HALO - k][v], sum);
         return sum;
     }
 };

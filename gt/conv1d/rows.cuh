@@ -153,7 +153,7 @@ GT_DEV void store_unit(T* row, const Segment<T>& me, int t, const float (&x)[N])
 
 /* Replaces the inputs in e that lie before the row: by inputs of the state, or by 0.  e holds the inputs before and in
  * the unit that begins with token t.  channel = b D + d */
-template <class T, bool HAS_STATE, int COUNT>
+template <class T, bool HAS_STATE, bool FORWARD, int COUNT>
 GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, const Segment<T>& me, int t) {
     constexpr int J = COUNT - Segment<T>::N;
     if (t - J >= me.start) return;
@@ -162,7 +162,7 @@ GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, cons
     GT_UNROLL
     for (int i = 0; i < COUNT; i++) {
         const int j = t + i - me.start; /* index into the state's inputs */
-        if (j < J) e[i] = has_state && j >= 0 ? load_as(p.state_in, p.state_dtype, first + j) : 0.0f;
+        if (j < J) e[i] = has_state && j >= 0 ? load_as(p.state_in, FORWARD ? p.state_dtype : GT_F32, first + j) : 0.0f;
     }
 }
 
@@ -258,7 +258,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
                 const T* row = static_cast<const T*>(in.x) + at.d * in.x_stride.h;
                 forward_packed_unit(out, in, filter, e, borders.near(t - at.lead, N), row, at.d, at.offset, t, me.end);
             } else {
-                begin_row<T, true>(e, in, channel, me, t);
+                begin_row<T, true, true>(e, in, channel, me, t);
                 forward_unit<T>(out, in, filter, e, 0);
             }
             if (t < me.tokens) store_unit(y, me, t, out);
@@ -402,7 +402,8 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         const uint32_t near = borders.near(me.tokens - at.lead, N) >> lane_id();
         if (lane_id() < J && (near & near_bits(1 - J, 1)) != 0) {
             if (in.state_in && token_after < used) {
-                load_window_of(window, in, static_cast<const T*>(in.x) + at.d * in.x_stride.h, at.d, token_after);
+                load_window_of<T, false>(window, in, static_cast<const T*>(in.x) + at.d * in.x_stride.h, at.d,
+                                         token_after);
             } else {
                 GT_UNROLL
                 for (int k = 0; k < J; k++)
@@ -449,7 +450,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         GT_UNROLL
         for (int n = 0; n < N; n++) e[n + J] = own.get(n);
         if constexpr (KIND == Round::ANY) {
-            begin_row<T, !PACKED>(e, in, at.b * in.D + at.d, me, t);
+            begin_row<T, !PACKED, false>(e, in, at.b * in.D + at.d, me, t);
             GT_UNROLL
             for (int i = 0; i < J; i++) q[i] = 0.0f; /* stays 0 in a unit beyond the row's end */
         }
@@ -460,7 +461,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
                 if (!(early >> n & 1)) continue;
                 float window[W][1];
                 const T* row = static_cast<const T*>(in.x) + at.d * in.x_stride.h;
-                load_window_of(window, in, row, at.d, at.offset + t + n);
+                load_window_of<T, false>(window, in, row, at.d, at.offset + t + n);
                 const float of_token = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), Element<T>::load(dy, n));
                 GT_UNROLL
                 for (int k = 0; k < W; k++) sums.tap[k][0] = fma_rn(window[k][0], of_token, sums.tap[k][0]);

@@ -117,7 +117,7 @@ backward_state_kernel(const GT_GRID_CONSTANT BackwardStateParams p) {
                     its.tokens);
         GT_UNROLL
         for (int i = 0; i < HALO; i++) {
-            e[i] = state_input(in, s, me.d, i - HALO);
+            e[i] = state_input<false>(in, s, me.d, i - HALO);
             e[i + HALO] = x[i];
         }
         GT_UNROLL

@@ -357,7 +357,7 @@ struct Filter {
 
 /* Sets window[0 ... W-2] to the inputs before the run's token t.  These are earlier tokens of the same sequence.
  * Inputs before the sequence's first token come from its state. */
-template <class L, int W>
+template <class L, int W, bool FORWARD>
 GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const RunTensor<L>& x,
                         const SequenceBounds& bounds, int t) {
     GT_UNROLL
@@ -371,7 +371,7 @@ GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const RunT
                 /* without made_here the compiler computes addresses earlier and keeps them in registers */
                 const int64_t d = lane_channel<L>(x.me) + made_here(v);
                 const int early = made_here(past - bounds.begin);
-                window[i][v] = v < x.me.channels ? state_input(p, bounds.sequence, d, early) : 0.0f;
+                window[i][v] = v < x.me.channels ? state_input<FORWARD>(p, bounds.sequence, d, early) : 0.0f;
             }
         }
     }
