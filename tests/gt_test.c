@@ -836,9 +836,10 @@ int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_
         const gt_tensor *t = &op->tensors[i];
         place *p = &k.of[i];
         int is_output = test_is_output(t, pass) && (want >> i & 1) && !test_is_absent(c, t);
-        p->is_used = is_output || (test_is_input(t, pass) && in->of[i]);
         p->rank = test_shape(c, pass, t, p->size);
         p->count = test_count(c, pass, t);
+        p->is_used = is_output || (test_is_input(t, pass) && in->of[i]);
+        if (t->kind == 'n' && !p->count) p->is_used = 0; /* no snapshots */
         p->sequences = count_used(c, pass, t, in);
         /* the pass writes 0 to y and gradients of tokens outside all sequences, but does not write their states */
         p->written = strncmp(t->shape, "BT", 2) ? p->sequences : p->count;

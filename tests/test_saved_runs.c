@@ -631,7 +631,7 @@ static void test_generate_int8(void) {
     free(out), free(one);
     CHECK(shell("mv greek.txt away.txt") == 0);
     CHECK(says(2, "--generate a.st --weights int8", "greek.txt: No such file",
-               "so says a.st; --data names another place"));
+               "a.st names this text; if it is elsewhere, use --data"));
     CHECK(says(0, "--generate a.st --weights model", "", ""));
     CHECK(says(0, "--generate a.st --weights int8 --val short_greek.txt", "int8: ", " held-out tokens"));
     CHECK(shell("mv away.txt greek.txt") == 0);
