@@ -339,7 +339,7 @@ static void test_saved(void) {
     check_saved(1);
 }
 
-/* Options must be the same after reading, whatever bytes they contain. */
+/* A saved file must give back the same options, even if their strings contain unusual bytes. */
 static void test_saved_options(void) {
     sample *s = new_sample(0);
     hy_file file;
