@@ -244,8 +244,8 @@ static void check_training(const char *model) {
         double gradient = distance(one.gradient, base.gradient, base.parameters);
         printf("%s, %s: against base: first loss %.1e, gradient %.1e, %d losses %.1e\n", model, name, first, gradient,
                STEPS, last);
-        test_check(first < 1e-6 && gradient < 1e-5 && last < 1e-3, "%s, %s: differs from base by more than rounding",
-                   model, name);
+        test_check(first < 1e-6 && gradient < 1e-5 && last < 1e-3,
+                   "%s, %s: differs from the form base by more than rounding", model, name);
         free(one.gradient);
     }
     free(base.gradient);

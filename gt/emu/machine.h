@@ -985,7 +985,7 @@ class Machine {
             report(Fault::IN_FLIGHT, site, "%s at smem_base() + %ld, while a copy of thread %u is in flight", what,
                    offset, thread_of(conflict));
         } else {
-            report(Fault::RACE, site, "%s at smem_base() + %ld, not ordered after thread %u", what, offset,
+            report(Fault::RACE, site, "%s at smem_base() + %ld, not ordered after an access of thread %u", what, offset,
                    thread_of(conflict));
         }
     }
