@@ -295,7 +295,7 @@ def ssd_chunks(x, dt, A, Bm, Cm, D, bias, z=None):
     u = chunks(step[..., None] * x).unflatten(2, (G, H // G))
     Bm, Cm = chunks(Bm), chunks(Cm)
     later = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
-    # masks before exp, which would overflow there
+    # masked before exp, because exp would overflow for later tokens
     decay = (a[..., :, None] - a[..., None, :]).masked_fill(later, -math.inf).exp()
     products = torch.einsum('bcgtn,bcgsn->bcgts', Cm, Bm)[:, :, :, None] * decay
     y = torch.einsum('bcgrts,bcgrsp->bcgrtp', products, u)

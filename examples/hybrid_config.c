@@ -195,7 +195,7 @@ static const row rows[] = {
      .help = "also log the GPU's utilisation, temperature, power and memory, and warn above 80 degrees Celsius"},
     {"plan", LIST, AT(plan), "B,B,...", "", NULL, 1, 65536, 1,
      .help = "no training: print, as CSV, the memory that each model needs on a CUDA device, with B windows of --seq "
-             "tokens; no device is needed; with --model, --hidden and so on: only of that model"},
+             "tokens; no device is needed; options such as --model or --hidden choose one model"},
 
     {"Report", .kind = SECTION},
     {"eval-every", WHOLE, AT(eval_every), "N", "steps / 6", NULL, 0, BIG, 1, NULL,
