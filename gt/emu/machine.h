@@ -721,8 +721,8 @@ class Machine {
         const WarpgroupStep& first = steps[warp_->steps - 1];
         if (first.op == op && first.site == site && first.argument == argument && first.product == product) return true;
         report(Fault::WGMMA, site,
-               "%s of warp %d is %s in %s:%d, or has other arguments, in another warp of its warpgroup", op_name(op),
-               warp_index(), op_name(first.op), first.site.name(), first.site.line);
+               "%s of warp %d: another warp of its warpgroup runs %s in %s:%d here, or passes other arguments",
+               op_name(op), warp_index(), op_name(first.op), first.site.name(), first.site.line);
         return true;
     }
 

@@ -9,9 +9,10 @@ places.  The float64 run redirects these casts, so its results are exact compare
 
 The error of a tensor is the norm of its difference from the float64 tensor, over the norm of the float64 tensor.  The
 error on gt_kernels must be at most four times the error of the plain code, plus four roundings.  Both programs round
-about as many intermediate values, so their errors differ only by chance, at any depth: the largest quotient of 500
-tensors was 2.5.  A wrong term exceeds the bound, which is about 5e-6 in float32.  The bound of a gradient takes the
-plain code's worst gradient, because the error of one gradient is small by chance where another one is large.
+nearly the same number of intermediate values, so their errors differ only by chance, at any depth: the largest quotient
+of 500 tensors was 2.5.  A wrong term exceeds the bound, which is about 5e-6 in float32.  The bound for all gradients
+comes from the plain code's gradient with the largest error, because the error of a single gradient may be small by
+chance.
 
 The first process counts the client's calls of gt_kernels.compat, and the C calls of gt_kernels.  Both numbers must be
 those of expected_calls, so a model that falls back to plain PyTorch fails.  transformers 5 calls an installed package
