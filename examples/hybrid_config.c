@@ -185,7 +185,7 @@ static const row rows[] = {
      .help = "--bench also runs inference on the CPU, and reports how much slower it is and the largest difference"},
     {"bench-generate", FLAG, AT(bench_generate), NULL, "no",
      .help = "--bench times only generation, of T tokens in each of B samples at once, and reports the byte floor of a "
-             "token"},
+             "token, the time of a copy of the bytes that it needs"},
     {"profile", FLAG, AT(profile), NULL, "no",
      .help = "no training: print, as CSV, the time, graph nodes, bytes and share of each part, operator and pass of a "
              "step"},
