@@ -448,8 +448,8 @@ static void test_damaged_options(void) {
     free_sample(s);
 }
 
-/* A file with a checksum must have every option, and a file without one, from another program, the options of the
- * model. Only option.untied may be missing: the head is then tied. */
+/* A file with a checksum must have every option.  A file without a checksum comes from another program, and must have
+ * the options of the model.  Only option.untied may be missing: the head is then tied. */
 static void test_missing_options(void) {
     static const struct {
         const char *key, *renamed;

@@ -97,8 +97,8 @@ def side_by_side(tensors, rank):
 
 
 def call(module, op, tensors, **options):
-    """Calls an operator.  Returns (y, other), where other is the final state, the sum of add_norm, or None.  side_by_side
-    joins several y or several states."""
+    """Calls an operator.  Returns (y, other), where other is the final state, the sum of add_norm, or None.
+    side_by_side joins several y or several states."""
     values = [tensors[name] for name in INPUTS[op].split() if name not in STATES]
     if op == "add_norm":
         return module.add_norm(*values, **options)
