@@ -2,7 +2,7 @@
  * form that this build and processor support, the test compares exp and the twins with double, and trains with 1, 2 and
  * 3 threads.
  *
- *     test_cpu_forms [short]       short: fewer drawn cases; trains one model, with 1 and with 2 or 3 threads in turn
+ *     test_cpu_forms [short]       short: fewer drawn cases; trains only one model, with 1 thread and with 2 or 3
  *
  * The test skips unsupported forms.  If GT_TEST_STRICT is set, a missing OpenBLAS is a failure. */
 #include "gt_invariants.h"

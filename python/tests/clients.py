@@ -260,7 +260,7 @@ def cases(family):
 
 
 def expected_calls(family, case):
-    """{name: calls by a layer}, of functions of gt_kernels.compat and of gt_kernels' operators in C."""
+    """Returns {name: calls in a layer}, for functions of gt_kernels.compat and for C operators."""
     if family == "rwkv6":
         return {"chunk_rwkv6" if case is train else "fused_recurrent_rwkv6": 1, "wkv6_forward": 1, "wkv6_backward": 1}
     is_mamba2, heads = family in MAMBA2, 2 if family == "zamba" else 1  # Zamba scans its two heads apart
