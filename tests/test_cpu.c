@@ -3,8 +3,8 @@
  *
  *     test_cpu [short] [OP]
  *
- * With `short` the test makes fewer checks.  Each case runs with one combination of dtypes, in turn, and with two of the
- * four numbers of pieces.  Fewer cases are drawn.  Results of one thread are compared only with results of five. */
+ * With `short` the test makes fewer checks.  Each case runs with one combination of dtypes, in turn, and with two of
+ * the four numbers of pieces.  Fewer cases are drawn.  Results of one thread are compared only with results of five. */
 #include "gt_invariants.h"
 #include <math.h>
 #include <stdio.h>

@@ -4,8 +4,8 @@
  * This file compiles the twins and hybrid_ops.c a second time, in double.  The same model code then also runs in
  * double, so that comparisons can have small tolerances.
  *
- *     test_model [short]       short: one direction for each parameter instead of two; the tests of recomputing run each
- *                              model in only one of float and double, in turn
+ *     test_model [short]       short: one direction for each parameter instead of two; the tests of recomputing run
+ *                              each model in only one of float and double, in turn
  */
 #define GT_REAL double
 #include "../reference/gt_ref.h"

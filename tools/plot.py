@@ -255,7 +255,7 @@ def families_of(bench, wanted):
 
 
 class Model:
-    """us per token of the whole model over the length, training and inference."""
+    """Curves of a whole model: microseconds per token at each length, in training and in inference."""
 
     def __init__(self, name):
         self.lines, sizes = {}, set()
