@@ -1219,7 +1219,7 @@ static void serve_one_by_one(served *s) {
     }
 }
 
-/* What one batch element does in a round, which is one step of the server. */
+/* The work of one batch element in a round, which is one step of the server. */
 typedef struct draft {
     int64_t row;
     double slot, tokens, commit;
