@@ -135,7 +135,7 @@ WATCHED = [('tokens_per_s', 'Speed', 'tokens per second'), ('grad_norm', 'Gradie
 
 
 class Watch:
-    """Columns of a run's log except its loss: for each column, points over tokens.  A run of one branch has no balance."""
+    """Columns of a run's log other than the loss, each as points over tokens.  A run of one branch has no balance."""
 
     def __init__(self, name):
         self.points = {column: [] for column, _, _ in WATCHED}
