@@ -10,7 +10,7 @@
     RWKV-LM                  RUN_CUDA_RWKV6
     vLLM                     see gt_kernels.compat.vllm
 
-install() changes no import: it provides modules with the names of these packages.  To do this for one program, run
+With install() you change no import: it provides modules with the names of these packages.  For one program, run
 
     python -m gt_kernels.compat PROGRAM ARGUMENTS...      python -m gt_kernels.compat -m MODULE ARGUMENTS...
 

@@ -187,8 +187,8 @@ def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=Non
 
 def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, slots=None, tokens=None,
                         commit=None, rounding=None):
-    """Like selective_scan, for 1 to 16 new tokens; updates `state` in place.  slots, tokens, commit and rounding are as
-    in wkv6_step."""
+    """Like selective_scan, for 1 to 16 new tokens; updates `state` in place.  slots, tokens, commit and rounding are
+    as in wkv6_step."""
     return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit,
                                     *_rounding("selective_scan_step", rounding)),
                  (_flag("selective_scan_step", "softplus", softplus), 0))
