@@ -184,8 +184,9 @@ class Case:
         return float((self.part(result).double() - self.truth).norm() / self.truth.norm())
 
     def gradient_errors(self, dy, gradients):
-        """By name: the relative error, and the error that counts: for sums over tokens, beside their terms.  An input
-        with one index, of heads, is given to each token, to get the terms."""
+        """Returns two errors for each name: the plain relative error, and the error that is judged.  For a sum over
+        tokens the second error is relative to the sum and the magnitudes of its terms.  To get these terms, an input
+        [heads] is expanded to all tokens."""
         leaves = [(x.double() if x.dim() > 1 else x.double().expand(*dy.shape[:2], -1))
                   .requires_grad_() for x in self.inputs]
         truths = torch.autograd.grad(self.reference(*leaves), leaves, self.part(dy).double())
@@ -295,7 +296,7 @@ def ssd_chunks(x, dt, A, Bm, Cm, D, bias, z=None):
     u = chunks(step[..., None] * x).unflatten(2, (G, H // G))
     Bm, Cm = chunks(Bm), chunks(Cm)
     later = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
-    # masks before exp, which would overflow there
+    # masked before exp, because exp would overflow for later tokens
     decay = (a[..., :, None] - a[..., None, :]).masked_fill(later, -math.inf).exp()
     products = torch.einsum('bcgtn,bcgsn->bcgts', Cm, Bm)[:, :, :, None] * decay
     y = torch.einsum('bcgrts,bcgrsp->bcgrtp', products, u)

@@ -3,18 +3,19 @@
 
     python3 bench/plain.py --csv plain.csv
     python3 bench/plain.py --models 'HY,Mamba-2 130M'
-    python3 bench/plain.py --check                          on a CPU, in small sizes: compares and times nothing
+    python3 bench/plain.py --check                          compares on a CPU, in small sizes, without times
 
 The plain operations are those of python/examples/plain.py, whose recurrences are loops over tokens.  Both sides have
 the same module and the same weights; only its operators change.  Before anything is timed, both sides run on a short
-text in fp32, and their logits are compared; if the model also trains, their gradients are, too.  Models that differ
+text in fp32, and their logits are compared; if the model also trains, so are their gradients.  Models that differ
 give a comment, and no time.  bench/peers.py --plain times only wkv6.
 
-inf is a forward call under no_grad, with matrices in bf16.  fwd+bwd is the loss and its gradient; step is that and
-AdamW, both with weights in fp32 under autocast to bf16.  latency_ms is the median of up to 10 runs in 20 seconds, at
-least one; peak_mib is the most memory that PyTorch's tensors had at once.  The column launch says how kernels start:
-eager, one by one from Python, or graph, as the replay of a CUDA graph.  A plain loop over 2048 tokens has up to
-millions of launches.  The host takes longer for them than the GPU computes, so its eager row is a time of the host.
+inf is a forward call under no_grad, with matrices in bf16.  fwd+bwd computes the loss and its gradient, and step also
+runs AdamW; both have weights in fp32 under autocast to bf16.  latency_ms is the median of up to 10 runs, or of fewer if
+these take over 20 seconds.  peak_mib is the most memory that PyTorch's tensors had at once.  The column launch says how
+kernels start: eager means one by one from Python, graph means the replay of a CUDA graph.  A plain loop over 2048
+tokens has up to millions of launches.  The host takes longer for them than the GPU computes, so its eager row is a time
+of the host.
 
 hybrid_train times its own side of the first three models, whose parameters have the same sizes:
     hybrid_train --device cuda --model HY --batch 8 --bench 256

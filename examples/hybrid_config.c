@@ -185,7 +185,7 @@ static const row rows[] = {
      .help = "--bench also runs inference on the CPU, and reports how much slower it is and the largest difference"},
     {"bench-generate", FLAG, AT(bench_generate), NULL, "no",
      .help = "--bench times only generation, of T tokens in each of B samples at once, and reports the byte floor of a "
-             "token"},
+             "token, the time of a copy of the bytes that it needs"},
     {"profile", FLAG, AT(profile), NULL, "no",
      .help = "no training: print, as CSV, the time, graph nodes, bytes and share of each part, operator and pass of a "
              "step"},
@@ -195,7 +195,7 @@ static const row rows[] = {
      .help = "also log the GPU's utilisation, temperature, power and memory, and warn above 80 degrees Celsius"},
     {"plan", LIST, AT(plan), "B,B,...", "", NULL, 1, 65536, 1,
      .help = "no training: print, as CSV, the memory that each model needs on a CUDA device, with B windows of --seq "
-             "tokens; no device is needed; with --model, --hidden and so on: only of that model"},
+             "tokens; no device is needed; options such as --model or --hidden choose one model"},
 
     {"Report", .kind = SECTION},
     {"eval-every", WHOLE, AT(eval_every), "N", "steps / 6", NULL, 0, BIG, 1, NULL,

@@ -18,12 +18,12 @@
 typedef struct hy_source {
     const char *separator; /* bytes: the string that ends a document; "": blank lines (two or more) or a form feed */
     int end_symbol;        /* bytes: 1: the separator becomes one token, the last of the vocabulary */
-    int width;             /* 0: the files hold bytes; 2 or 4: they hold little-endian numbers of so many bytes */
+    int width;             /* bytes of a little-endian number in the files: 2 or 4; 0: the files hold bytes of text */
     int64_t vocab;         /* numbers: size of the vocabulary; 0: the largest number + 1 */
     int64_t end_token;     /* numbers: the token that ends a document; -1: the text is one document */
     int64_t tracks;        /* number of tracks; each holds out its end.  0: the end of the text is held out */
     int64_t held_out;      /* held-out share in millionths; 0: a tenth */
-    int64_t map_from;      /* files of at least so many bytes in all are mapped into memory; 0: HY_MAP_FROM */
+    int64_t map_from;      /* smallest total size in bytes of files that are mapped into memory; 0: HY_MAP_FROM */
     int sum;               /* 1: compute the SHA-256 for hy_text_sum */
 } hy_source;
 

@@ -72,9 +72,9 @@ static int compare_candidates(const void *x, const void *y) {
     return (a->token > b->token) - (a->token < b->token);
 }
 
-/* Implements top-k and top-p.  First keeps the weights of the k likeliest tokens (k = 0: of all tokens).  Then keeps
- * only the likeliest of these: as few as have at least the share p of the sum of weights.  Sets all other weights to
- * 0.  Returns -1 if memory is short. */
+/* Implements top-k and top-p.  Top-k keeps the weights of the k likeliest tokens (k = 0: of all tokens).  From these,
+ * top-p keeps as few of the likeliest as have a sum of at least p times the sum of all weights.  The other weights
+ * become 0.  Returns -1 if memory is short. */
 static int leave_likeliest(const double *logits, int vocab, int64_t k, double p, double *weight) {
     candidate *list = malloc((size_t)vocab * sizeof *list);
     if (!list) return -1;

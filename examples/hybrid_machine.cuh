@@ -77,8 +77,8 @@ static bool in_fours(int64_t columns, Pointers... arrays) {
 static gt_status count_parts(const Machine& m, const char* name, int64_t wanted, int64_t columns, int64_t* parts) {
     *parts = smaller(smaller(wanted, PARTS), m.sums_count / (columns ? columns : 1));
     if (*parts > 0 || wanted == 0) return GT_OK;
-    return hy_fail(GT_ERROR_WORKSPACE, "cuda %s: %lld columns: scratch holds %lld numbers", name, (long long)columns,
-                   (long long)m.sums_count);
+    return hy_fail(GT_ERROR_WORKSPACE, "cuda %s: %lld columns, but scratch holds %lld numbers", name,
+                   (long long)columns, (long long)m.sums_count);
 }
 
 static gt_status reduce_parts(const Machine& m, float* out, int64_t parts, int64_t columns, int accumulate) {

@@ -94,8 +94,8 @@ typedef struct message {
     char text[640]; /* the error message */
 } message;
 
-/* How often a wait for a step on GPUs yields the core before it sleeps.  So many yields take longer than such a
- * step, and a sleep would lengthen the step by some per cent. */
+/* A rank that waits for a step on GPUs yields its core this many times before it sleeps.  These yields take longer than
+ * a step, because a sleep would lengthen the step by some per cent. */
 enum { YIELDS = 20000 };
 
 static double now(void) {

@@ -64,7 +64,7 @@ gt_status hy_saved_numbers(const hy_file *file, int *vocab);
 /* Gives the first token of the training text, for a model of numbers. */
 gt_status hy_saved_first_token(const hy_file *file, int32_t *token);
 
-/* Gives the vocabulary bytes[256] in the order of the tokens, and its size, for a model of bytes. */
+/* Gives the vocabulary of a model of bytes: its bytes in the order of the tokens, in bytes[256], and their number. */
 gt_status hy_saved_vocabulary(const hy_file *file, uint8_t *bytes, int *count);
 /* Gives the first byte of the training text, for a model of bytes. */
 gt_status hy_saved_first_byte(const hy_file *file, uint8_t *byte);

@@ -122,7 +122,7 @@ static gt_status conv1d_sequences(const gt_conv1d_args *a, ref_sequences *q) {
     return ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, q);
 }
 
-/* Loads the inputs before a sequence of forward, oldest first. */
+/* In forward: loads the inputs before a sequence, oldest first. */
 static void conv1d_start(const gt_conv1d_args *a, const ref_sequence *s, int64_t d, real *state) {
     const gt_stride at = a->state_out_stride;
     const float *const from = s->starts_zero ? NULL : a->state_in;

@@ -1219,7 +1219,7 @@ static void serve_one_by_one(served *s) {
     }
 }
 
-/* What one batch element does in a round, which is one step of the server. */
+/* The work of one batch element in a round, which is one step of the server. */
 typedef struct draft {
     int64_t row;
     double slot, tokens, commit;
@@ -1467,11 +1467,11 @@ static void check_spoilt(const test_runner *r, const test_case *c, gt_pass pass,
             }
             test_check(
                 hidden < 0,
-                "%s: %g in %s at token %lld of head %lld: %s of %s is %g at %lld, the twin's %g, and %lld others",
+                "%s: with %g in %s at token %lld of head %lld, %s of %s is %g at %lld; the twin has %g (%lld more)",
                 test_describe(c, pass), value, s->tensor->name, (long long)s->token, (long long)s->head, t->name,
                 r->name, hidden < 0 ? 0 : bad.of[i][hidden], (long long)hidden, hidden < 0 ? 0 : bad_twin.of[i][hidden],
                 (long long)hiddens - 1);
-            test_check(spread < 0, "%s: %g in %s at token %lld of head %lld changes %s of %s at %lld and %lld others",
+            test_check(spread < 0, "%s: with %g in %s at token %lld of head %lld, %s of %s changes at %lld (%lld more)",
                        test_describe(c, pass), value, s->tensor->name, (long long)s->token, (long long)s->head, t->name,
                        r->name, (long long)spread, (long long)spreads - 1);
         }

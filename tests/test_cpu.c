@@ -1,9 +1,10 @@
 /* Tests the CPU twins through their public functions, in fp32, bf16 and fp16.  Compares them with the double twins on
  * the same rounded inputs, and checks properties that hold for any numbers.
  *
- *     test_cpu [short] [OP]       short: each case with one combination of dtypes, the next in turn; fewer drawn cases;
- *                                 two of the four numbers of pieces, in turn; five threads compared with one
- */
+ *     test_cpu [short] [OP]
+ *
+ * With `short` the test makes fewer checks.  Each case runs with one combination of dtypes, in turn, and with two of
+ * the four numbers of pieces.  Fewer cases are drawn.  Results of one thread are compared only with results of five. */
 #include "gt_invariants.h"
 #include <math.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * form that this build and processor support, the test compares exp and the twins with double, and trains with 1, 2 and
  * 3 threads.
  *
- *     test_cpu_forms [short]       short: fewer drawn cases; trains one model, with 1 and with 2 or 3 threads in turn
+ *     test_cpu_forms [short]       short: fewer drawn cases; trains only one model, with 1 thread and with 2 or 3
  *
  * The test skips unsupported forms.  If GT_TEST_STRICT is set, a missing OpenBLAS is a failure. */
 #include "gt_invariants.h"
@@ -244,8 +244,8 @@ static void check_training(const char *model) {
         double gradient = distance(one.gradient, base.gradient, base.parameters);
         printf("%s, %s: against base: first loss %.1e, gradient %.1e, %d losses %.1e\n", model, name, first, gradient,
                STEPS, last);
-        test_check(first < 1e-6 && gradient < 1e-5 && last < 1e-3, "%s, %s: differs from base by more than rounding",
-                   model, name);
+        test_check(first < 1e-6 && gradient < 1e-5 && last < 1e-3,
+                   "%s, %s: differs from the form base by more than rounding", model, name);
         free(one.gradient);
     }
     free(base.gradient);

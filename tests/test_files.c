@@ -339,7 +339,7 @@ static void test_saved(void) {
     check_saved(1);
 }
 
-/* Options must be the same after reading, whatever bytes they contain. */
+/* A saved file must give back the same options, even if their strings contain unusual bytes. */
 static void test_saved_options(void) {
     sample *s = new_sample(0);
     hy_file file;
@@ -448,8 +448,8 @@ static void test_damaged_options(void) {
     free_sample(s);
 }
 
-/* A file with a checksum must have every option, and a file without one, from another program, the options of the
- * model. Only option.untied may be missing: the head is then tied. */
+/* A file with a checksum must have every option.  A file without a checksum comes from another program, and must have
+ * the options of the model.  Only option.untied may be missing: the head is then tied. */
 static void test_missing_options(void) {
     static const struct {
         const char *key, *renamed;

@@ -962,7 +962,7 @@ static void test_int8_linear(hy_backend *be, int64_t M, int64_t D, int64_t O, do
     if (check(status == GT_OK, "%s: a step without a norm: %s", be->device, hy_last_error())) {
         be->read(be, y, of_y.data, be->dtype, M * O);
         const double error = distance(y, truth, M * O), allowed = act_tolerance[be->dtype];
-        check(error <= allowed, "%s: a step without a norm, M %d, D %d, O %d, %g: differs by %.3g (allowed %.3g)",
+        check(error <= allowed, "%s: a step without a norm, M %d, D %d, O %d, spread %g: error %.3g (allowed %.3g)",
               be->device, (int)M, (int)D, (int)O, spread, error, allowed);
         check(is_fenced(&of_y), "%s: a step without a norm wrote outside of y", be->device);
     }

@@ -5,7 +5,7 @@
  *
  * DTYPE: bf16 or f32; both if none is given.  --elements: tensors of more than COUNT elements instead; test_large_emu,
  * the program for the emulation, uses this.  --short: for racecheck and initcheck, which would take hours for the whole
- * batch. The call then has only the first and the last batch element, at their places in the whole batch.  The program
+ * batch.  The call then has only the first and the last batch element, at their places in the whole batch.  The program
  * does not fill memory, so that initcheck finds reads of unwritten memory.
  *
  * The program prints every call with its memory.  It skips calls that exceed the GPU's memory, prints this, and then

@@ -4,8 +4,8 @@
  * This file compiles the twins and hybrid_ops.c a second time, in double.  The same model code then also runs in
  * double, so that comparisons can have small tolerances.
  *
- *     test_model [short]       short: one direction for each parameter instead of two; the tests of recomputing run a
- *                              model in float or in double, in turn
+ *     test_model [short]       short: one direction for each parameter instead of two; the tests of recomputing run
+ *                              each model in only one of float and double, in turn
  */
 #define GT_REAL double
 #include "../reference/gt_ref.h"
@@ -317,12 +317,12 @@ static void test_parts(const char *variant) {
         o.parts = 2;
         NEED(hy_model_train(half, t.tokens, t.targets, NULL, &o));
         NEED(hy_model_result(half, &b));
-        check(a.targets == b.targets && fabs(a.loss - b.loss) < 1e-12, "%s: parts: loss %.15g, not %.15g", variant,
-              b.loss, a.loss);
-        check(fabs(a.norm[HY_GROUPS] / b.norm[HY_GROUPS] - 1) < 1e-10, "%s: parts: norm %.15g, not %.15g", variant,
-              b.norm[HY_GROUPS], a.norm[HY_GROUPS]);
+        check(a.targets == b.targets && fabs(a.loss - b.loss) < 1e-12, "%s: in parts the loss is %.15g, not %.15g",
+              variant, b.loss, a.loss);
+        check(fabs(a.norm[HY_GROUPS] / b.norm[HY_GROUPS] - 1) < 1e-10, "%s: in parts the norm is %.15g, not %.15g",
+              variant, b.norm[HY_GROUPS], a.norm[HY_GROUPS]);
         double *of_whole = read_all(whole, HY_VALUE, &n), *of_half = read_all(half, HY_VALUE, &n);
-        check(distance(of_half, of_whole, n) < 1e-10, "%s: parts: weights differ by %.3g", variant,
+        check(distance(of_half, of_whole, n) < 1e-10, "%s: in parts the weights differ by %.3g", variant,
               distance(of_half, of_whole, n));
         NEED(hy_model_average(half, 0.75));
         for (int64_t i = 0; i < n; i++) average[i] = 0.75 * average[i] + 0.25 * of_half[i];
@@ -408,7 +408,7 @@ static void test_inference_only(hy_backend *be, const char *variant) {
           "%s %s: a model made for inference computes other numbers", be->name, variant);
     check(plan[1].gradients == 0 && plan[1].optimizer == 0 && plan[1].backward == 0 &&
               plan[1].activations < plan[0].activations / 2 && plan[1].total < plan[0].total / 2,
-          "%s: a model made for inference takes %zu bytes, too many beside the %zu of training", variant, plan[1].total,
+          "%s: a model made for inference takes %zu bytes, one made for training %zu", variant, plan[1].total,
           plan[0].total);
     int count;
     hy_tensor *list = hy_model_tensors(m[1], &count);
@@ -451,8 +451,8 @@ static void test_decoding(hy_backend *be, const char *variant, double tolerance)
         NEED(hy_model_feed(m, &b.tokens[t], 1, logits));
         sum -= log_probability(logits, V, b.targets[t]);
     }
-    check(counted == T && fabs(sum - loss) <= tolerance * loss, "%s %s: loss step by step %.9g, whole %.9g", be->name,
-          variant, sum, loss);
+    check(counted == T && fabs(sum - loss) <= tolerance * loss, "%s %s: loss %.9g token by token, but %.9g in one pass",
+          be->name, variant, sum, loss);
     for (int split = 1; split <= T; split += 4) {
         NEED(hy_model_reset(m));
         NEED(hy_model_feed(m, b.tokens, split, prompt));
@@ -744,8 +744,8 @@ static void test_carried_states(const char *variant) {
     shake(half, 0.1);
     double first = loss_of(half, &part[0], NULL), second = loss_of(half, &part[1], all);
     double loss = loss_of(whole, &b, NULL);
-    check(fabs((first + second) / 2 - loss) < 1e-12, "%s: carried %.15g, whole %.15g", variant, (first + second) / 2,
-          loss);
+    check(fabs((first + second) / 2 - loss) < 1e-12, "%s: loss %.15g with carried states, but %.15g in one window",
+          variant, (first + second) / 2, loss);
     loss_of(half, &part[0], NULL);
     double eval_sum = 0, kept = loss_of(half, &part[1], all);
     int64_t counted = 0;

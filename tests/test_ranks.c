@@ -3,7 +3,7 @@
  *     test_ranks HYBRID_TRAIN MPIRUN [short | long | nccl FOLDER [few]]
  *
  * short: without the comparisons, which take most of the time.  long: 200 steps, and kills at random moments.  nccl:
- * HYBRID_TRAIN has a device in host memory, and FOLDER contains the library of tests/fake_nccl.c.  few: one test only,
+ * HYBRID_TRAIN has a device in host memory, and FOLDER contains the library of tests/fake_nccl.c.  few: only one test,
  * for a slow device. */
 #define _XOPEN_SOURCE 700
 #include "trainer.h"

@@ -31,13 +31,13 @@ typedef struct hard_case {
     void (*change)(const struct hard_case *k, test_values *in);
     double bias;
     const char *huge;
-    int good_heads;     /* heads from this number on are also judged alone */
-    int good_tokens;    /* so many first tokens of head 0 are also judged alone, in forward */
+    int good_heads;     /* number of the first head that is also judged alone, as are all later heads */
+    int good_tokens;    /* number of head 0's first tokens that are also judged alone, in forward */
     int lone_column;    /* 0, or the column of make_lone, which is also judged alone in dB and dC */
     double fp32_states; /* 0, or a limit for states in fp32 that is lower than the documented one */
 } hard_case;
 
-/* tokens of make_lone: the only token whose B has the lone column, and the only token whose C has it */
+/* In inputs of make_lone, only B of token LONE_B and C of token LONE_C are not 0 in the lone column. */
 enum { LONE_B = 10, LONE_C = 200 };
 
 /* Sums the squares of errors and of true values, over indices from `first` to below `end`. */

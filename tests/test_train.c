@@ -1248,7 +1248,7 @@ static const struct {
                          {"plan", "--plan 2 --data m.txt --model HY --hidden 16 --layers 2 --seq 8"},
                          {"profile", SIZES_OF_MATRIX "--model HY --batch 2 --seq 8 --profile"}};
 
-/* What an option does in each mode; `modes` has one letter for each mode, in the order of matrix_modes:
+/* The effect of an option in each mode; `modes` has one letter for each mode, in the order of matrix_modes:
  *
  *     e   the report differs
  *     s   accepted; changes only speed, memory, a failure's report, or random numbers that no report shows

@@ -351,8 +351,8 @@ static void spoil_neighbours(const test_case *c, gt_pass pass, int64_t b, test_v
     }
 }
 
-/* The results of a batch element beside NaN elements must have the bits of the same element beside clean elements.
- * With a fixed number of segments, they must have the bits of the element alone. */
+/* A batch element must give the same bits whether the other elements are NaN or clean.  With a fixed number of
+ * segments, it must also give these bits in a call without other elements. */
 static void check_neighbours_in(const hard_case *k, const test_runner *r, gt_pass pass) {
     const int64_t b = 1, first = k->c.args.wkv6.segments ? b : 0; /* b: the middle batch element */
     test_case clean = k->c;

@@ -26,7 +26,7 @@ FORMAT = 'hybrid_train_format'
 # Metadata of a model file that config.json carries along, so that an import restores it.
 CARRIED = ('vocabulary', 'first_byte', 'vocabulary_size', 'first_token', 'option.tokens', 'option.end-symbol',
            'option.separator', 'option.end-token')
-# What transformers assumes for fields that config.json leaves out.
+# Defaults of transformers for fields that config.json leaves out.
 ASSUMED = {'vocab_size': 32768, 'hidden_size': 4096, 'num_hidden_layers': 64, 'state_size': 128, 'expand': 2,
            'conv_kernel': 4, 'num_heads': 128, 'head_dim': 64, 'n_groups': 8, 'use_bias': False, 'use_conv_bias': True,
            'hidden_act': 'silu', 'rms_norm': True, 'layer_norm_epsilon': 1e-5, 'time_step_limit': [0.0, math.inf],

@@ -135,7 +135,7 @@ WATCHED = [('tokens_per_s', 'Speed', 'tokens per second'), ('grad_norm', 'Gradie
 
 
 class Watch:
-    """What a run did besides its loss: points over tokens, by column.  A run of one branch has no balance."""
+    """Columns of a run's log other than the loss, each as points over tokens.  A run of one branch has no balance."""
 
     def __init__(self, name):
         self.points = {column: [] for column, _, _ in WATCHED}
@@ -255,7 +255,7 @@ def families_of(bench, wanted):
 
 
 class Model:
-    """us per token of the whole model over the length, training and inference."""
+    """Curves of a whole model: microseconds per token at each length, in training and in inference."""
 
     def __init__(self, name):
         self.lines, sizes = {}, set()

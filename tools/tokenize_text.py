@@ -18,7 +18,7 @@ import sys
 
 
 class Failure(Exception):
-    """What a reader has to be told; ends the program with status 1."""
+    """An error in the input.  The program prints its text and ends with status 1."""
 
 
 def byte_letters():

@@ -3,14 +3,14 @@
  *
  * tile.cuh defines tiles, runs, units and stages.  A stage holds x and dy.
  * grid: tiles * (blocks of a tile).  Block: 4 warps, or fewer if their stages exceed shared memory.  All warps do the
- * same work.  A lane has 4 channels, or over time 1 channel.
- * Step t computes q_t and completes dx_{t-W+1}. At the end of a sequence or of the run, W - 1 more steps compute the q
+ * same work.  In the layout [B,T,D] a lane has 4 channels, in [B,D,T] one channel.
+ * Step t computes q_t and completes dx_{t-W+1}.  At the end of a sequence or of the run, W - 1 more steps compute the q
  * that the last dx need.  After the end of a sequence these q are 0.  After the end of a run they come from the tokens
  * that follow.
  * registers: weights and their gradients, the last W - 1 inputs and q: 168 at most, so that three blocks share a
  * multiprocessor.
- * shared memory of a warp: over channels 3 stages of 4 KB; over time 2 stages of 9 KB.  At the end the sums for dweight
- * and dbias overwrite the stages.
+ * shared memory of a warp: [B,T,D] 3 stages of 4 KB; [B,D,T] 2 stages of 9 KB.  At the end the sums for dweight and
+ * dbias overwrite the stages.
  * bytes: x, dy and dx once.  The W - 1 tokens of x before every run, and of x and dy after it, are read a second time,
  * from a cache.  A block stores 4 (W + 1) bytes of sums for each channel.
  * instructions per element (bf16, W = 4, SiLU): 12 FFMA, 1 FADD, 11 for q, 2 to unpack, 0.5 to pack, and the copies.

@@ -2,17 +2,17 @@
  *
  * tile.cuh defines tiles, runs, units and stages.
  * grid: tiles * (blocks of a tile).  Block: 4 warps, or fewer if their stages exceed shared memory.  All warps do the
- * same work.  A lane has 4 channels, or over time 1 channel.
- * registers: weights, the last W - 1 inputs, a loaded unit of x.  Over channels 96 at most, so that five blocks share a
- * multiprocessor; over time 80, for six.
- * shared memory of a warp: over channels 4 stages of 2 KB; over time 2 stages of 4.5 KB.
+ * same work.  In the layout [B,T,D] a lane has 4 channels, in [B,D,T] one channel.
+ * registers: weights, the last W - 1 inputs, a loaded unit of x.  [B,T,D]: at most 96, so that five blocks share a
+ * multiprocessor.  [B,D,T]: at most 80, for six blocks.
+ * shared memory of a warp: [B,T,D] 4 stages of 2 KB; [B,D,T] 2 stages of 4.5 KB.
  * bytes: x and y once; states and parameters.  The W - 1 tokens before every run are read a second time, from a cache.
  * instructions per element (bf16, W = 4, SiLU): 4 FFMA, 6 for SiLU, 1 to unpack, 0.5 to pack, and the copies.
  * One thread sums an output in the order of the taps.  So results are deterministic, and a packed sequence has the same
  * bits as the sequence alone.
  *
- * state_out of a batch element: the warps of its first run write it after they have read state_in, which may be the
- * same memory.  state.cuh computes state_out of packed sequences and of calls with T = 0. */
+ * The warps of a batch element's first run write its state_out.  They first read state_in, which may be the same
+ * memory.  state.cuh computes state_out of packed sequences and of calls with T = 0. */
 #ifndef GT_CONV1D_FORWARD_CUH
 #define GT_CONV1D_FORWARD_CUH
 

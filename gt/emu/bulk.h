@@ -45,7 +45,7 @@ inline void Machine::check_phase(Mbarrier& m, const Site& site) {
         complete(m, site);
         return;
     }
-    report(Fault::BARRIER, site, "%s: %d of %d threads have arrived, and %lld bytes more than expected",
+    report(Fault::BARRIER, site, "%s: %d of %d threads have arrived, and %lld more bytes than expected",
            mbarrier_name(m).c_str(), m.arrived, m.expected, (long long)-m.bytes);
     abandon();
 }

@@ -112,8 +112,8 @@ inline void mbarrier(Op op, uint32_t addr, int argument, const Site& site) {
         const MbarrierCall first = *lanes[0];
         for (int lane = 1; lane < LANES; lane++) {
             if (lanes[lane]->addr == first.addr && lanes[lane]->argument == first.argument) continue;
-            machine.report(Fault::BARRIER, site, "lanes 0 and %d are at mbarriers %u bytes apart, with %d and %d", lane,
-                           lanes[lane]->addr - first.addr, first.argument, lanes[lane]->argument);
+            machine.report(Fault::BARRIER, site, "lanes 0 and %d differ: mbarriers %u bytes apart, arguments %d and %d",
+                           lane, lanes[lane]->addr - first.addr, first.argument, lanes[lane]->argument);
             machine.abandon();
         }
         if (op == Op::MBARRIER_WAIT) {

@@ -721,8 +721,8 @@ class Machine {
         const WarpgroupStep& first = steps[warp_->steps - 1];
         if (first.op == op && first.site == site && first.argument == argument && first.product == product) return true;
         report(Fault::WGMMA, site,
-               "%s of warp %d is %s in %s:%d, or has other arguments, in another warp of its warpgroup", op_name(op),
-               warp_index(), op_name(first.op), first.site.name(), first.site.line);
+               "%s of warp %d: another warp of its warpgroup runs %s in %s:%d here, or passes other arguments",
+               op_name(op), warp_index(), op_name(first.op), first.site.name(), first.site.line);
         return true;
     }
 
@@ -985,7 +985,7 @@ class Machine {
             report(Fault::IN_FLIGHT, site, "%s at smem_base() + %ld, while a copy of thread %u is in flight", what,
                    offset, thread_of(conflict));
         } else {
-            report(Fault::RACE, site, "%s at smem_base() + %ld, not ordered after thread %u", what, offset,
+            report(Fault::RACE, site, "%s at smem_base() + %ld, not ordered after an access of thread %u", what, offset,
                    thread_of(conflict));
         }
     }

@@ -81,9 +81,10 @@ struct ConvolvedGroupTile : GroupTile<T, NP> {
     static_assert(OWN % 8 == 0, "taken by eights");
 };
 
-/* Convolves two channels of OWN tokens of a chunk, and stores them in the tile.  t0: index in the chunk of the first of
- * these tokens.  first, tokens: the chunk's first token and its number of tokens.  start: the sequence's first token.
- * row: the sequence's row in the states.  column: column of the first channel in the tile. */
+/* Convolves OWN tokens of a chunk, for two channels, and stores the results in the tile.  t0: the first of these
+ * tokens, counted from the start of the chunk.  first, tokens: the chunk's first token and its number of tokens.
+ * start: the sequence's first token.  row: the sequence's row in the states.  column: the first channel's column in the
+ * tile. */
 template <class Tile>
 GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b, int64_t first, int tokens,
                              int64_t start, int64_t row, int64_t channel, int column, int t0) {

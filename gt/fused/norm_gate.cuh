@@ -88,8 +88,8 @@ struct GateRow {
     }
 };
 
-/* Returns mean(v) for LayerNorm, otherwise 0.  This function loads wide slices, round by round.  Other rows are already
- * loaded. */
+/* Returns mean(v) for LayerNorm, otherwise 0.  With K::WIDE the function loads the slice itself, round by round;
+ * otherwise the caller has loaded the row. */
 template <class K>
 GT_DEV typename K::Real gate_mean(const GateParams& p, Coordinates& me, GateRow<K>& row, int64_t m,
                                   typename K::Real inverse) {

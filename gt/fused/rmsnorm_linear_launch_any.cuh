@@ -111,8 +111,8 @@ struct BackwardPlan {
     Moments* moments;
     float* dn;                               /* [M,D] */
     float *dweight, *dbias, *dgamma, *dbeta; /* partial sums; the slowest index is the slice or block */
-    int64_t slice, slices;                   /* dweight: rows of a slice, number of slices */
-    int64_t rows, blocks;                    /* the other sums: rows of a block, number of blocks */
+    int64_t slice, slices;                   /* for dweight: rows of a slice, number of slices */
+    int64_t rows, blocks;                    /* for the other sums: rows of a block, number of blocks */
     size_t bytes;
 };
 

@@ -19,9 +19,9 @@ static inline bool step_uses_tensor_cores(const gt_rmsnorm_linear_args& a, const
            is_aligned(a.gamma, 0, 4, 16) && is_aligned(a.beta, 0, 4, 16);
 }
 
-/* Divides a block's shared memory between the ring of weights and the slab of n.  The ring has 8 stages if all of n, or
- * at least 8 of its steps, fit beside it; but it has only 4 stages if this makes room for all of n.  Returns false if
- * not even one step fits beside 4 stages. */
+/* Divides a block's shared memory between the ring of weights and the slab of n.  The ring has 8 stages in two cases:
+ * if all steps of n fit beside 8 stages, or if at least 8 steps fit beside 8 stages and not all fit beside 4.
+ * Otherwise it has 4 stages.  Returns false if not even one step fits beside 4 stages. */
 template <class C>
 static bool plan_slab(StepParams* p, const Device& device) {
     const auto steps_beside = [&](int stages) {

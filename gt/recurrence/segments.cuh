@@ -87,8 +87,8 @@ struct TwoTermSum {
 
 /* ---- segments -------------------------------------------------------------------------------------------------- */
 
-/* Whether a pass is local, and which segments a local pass runs: all except the last of each sequence, or all that have
- * tokens. */
+/* The kind of a pass.  ALL_BUT_LAST: a local pass that skips the last segment of each sequence (backward: the first).
+ * ALL_SEGMENTS: a local pass over all segments that have tokens.  NOT_LOCAL: any other pass. */
 enum Local { NOT_LOCAL = 0, ALL_BUT_LAST = 1, ALL_SEGMENTS = 2 };
 
 /* How the sequences of a call are cut into segments. */

@@ -228,8 +228,8 @@ struct SharedInputs {
 
     GT_METHOD static int rows() { return block_threads() / 32 * C::TILE; }
 
-    /* The index in shared memory of number n of B and C.  For int8 states, vectors v of adjacent lanes become adjacent,
-     * so that lanes load from different banks. */
+    /* The index in shared memory of number n of B and C.  For int8 states, the vectors with the same index v in
+     * adjacent lanes become adjacent, so that lanes load from different banks. */
     GT_METHOD static int place(int n) {
         if (!C::IS_INT8) return n;
         const int column = n % NP, vector = column / 4;

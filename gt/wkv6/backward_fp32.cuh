@@ -274,8 +274,8 @@ GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const RowSums<C>& sum
 
 /* ---- rowsum(S . G), dv -------------------------------------------------------------------------------------- */
 
-/* Computes rowsum(S . G) of a slice, in the warps of dv.  They have loaded G to registers before they need it (EARLY),
- * except with N = 128, where G takes too many registers. */
+/* Computes rowsum(S . G) of a slice, in the warps that compute dv.  EARLY: they load G to registers before they need
+ * it.  With N = 128 G would take too many registers for that. */
 template <class C>
 struct StateRows {
     static constexpr int ROWS = C::CHANNELS / 16; /* rows of a lane, 4 apart; 8 lanes share a row */

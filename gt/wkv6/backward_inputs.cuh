@@ -288,7 +288,8 @@ GT_DEV uint32_t no_token(const BackwardParams& p, int tensor) {
 
 /* ---- the channels of a thread ------------------------------------------------------------------------------- */
 
-/* A thread's share of a slice outside the products: 2 channels of PART consecutive tokens, a part of a sub-chunk. */
+/* The elements of a slice that a thread processes outside the products: 2 channels of PART consecutive tokens.  These
+ * tokens are a part of a sub-chunk. */
 template <class C>
 struct ChannelPart {
     int sub_chunk, part, t0; /* part: index of the part in its sub-chunk; t0: the part's first token in the chunk */

@@ -47,7 +47,8 @@ struct HopperTraits : TensorTraits<T_, W_, 128> {
      * conflicts. */
     static constexpr int BLOCK = 128 + 16, PLANE = N / 8 * BLOCK + 16;
     static constexpr int VALUES = Base::K + SUB_CHUNK / 4 * PLANE, A = VALUES + SUB_CHUNK * Base::PITCH * 2;
-    /* Factors of S after the update, and before the update in the strong-decay path. */
+    /* SCALE: factors by which S is multiplied after an update.  STRONG_DECAY_SCALE: factors before an update, on the
+     * strong-decay path. */
     static constexpr int SCALE = A + SUB_CHUNK * SUB_CHUNK * 4, STRONG_DECAY_SCALE = SCALE + 4 * N;
     static constexpr int BONUS = STRONG_DECAY_SCALE + 4 * N, STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS;
     static constexpr int FULL = STRONG_DECAY + 2 * GROUPS, EMPTY = FULL + 8, A_FULL = EMPTY + 8,

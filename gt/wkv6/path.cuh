@@ -25,7 +25,7 @@ static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) 
                            CHECKPOINT);
 }
 
-/* What a tensor must satisfy for kernels on tensor cores: rows start at multiples of `bytes`, and rows of neighbouring
+/* Requirements for a tensor of kernels on tensor cores: rows start at multiples of `bytes`, and rows of neighbouring
  * tokens are less than 2^24 elements apart. */
 struct RowRule {
     const char* name;

@@ -1,12 +1,22 @@
 """The arguments of the functions of gt_kernels.torch and gt_kernels.jax, by operator, in the words of gt_kernels.h.
 
-A tensor is "field kind shape".  Fields of an inner struct are written with its name, as wkv6.r.  Kinds: x activations,
-w their companion (dt, w, and the stream of add_norm), which may be fp32, p a projection weight (the dtype of x, its
-gradient is fp32), f fp32, P fp32, and in a step any dtype that all of P have.  A shape is written in the letters of the
-header's sizes, those of wkv_ssm's second struct in small ones, with M for all indices but the last, @ for the rows of
-states (batch elements, or packed sequences; a state without that index is shared by all), w for W - 1, but in a step s
-for the columns of a state, and 3 for itself.  A question mark behind the field: may be None.  An output is "field like
-shape", with its kind unless that is x.
+A tensor is "field kind shape".  A question mark after the field means that the tensor may be None.  A field of an inner
+struct is written with the name of that struct, as wkv6.r.  An output is "field like shape kind", without the kind if it
+is x.  Kinds:
+
+    x   activations
+    w   a companion of the activations, which may be fp32: dt, w, or the residual stream of add_norm
+    p   a projection weight, which has the dtype of x; its gradient is fp32
+    f   fp32
+    P   fp32; in a step any dtype that all tensors of kind P share
+
+The letters of a shape are the sizes in gt_kernels.h.  Small letters are the sizes of wkv_ssm's second struct.  Other
+letters of a shape:
+
+    M   all indices except the last
+    @   rows of states: batch elements, or packed sequences.  A state without this index is shared by all of them
+    w   W - 1; in a step s instead, the number of columns of a state
+    3   the number 3
 """
 
 import ctypes
@@ -60,7 +70,7 @@ class Operator:
 
     @property
     def has_pools(self):
-        """Packed forward takes states in rows of pools."""
+        """Whether packed forward takes states in rows of pools."""
         return "starts_zero" in self.fields
 
     @property
@@ -70,7 +80,7 @@ class Operator:
 
     @property
     def is_recurrent(self):
-        """Has states and packed sequences."""
+        """Whether the operator has states and packed sequences."""
         return "cu_seqlens" in self.fields
 
 
@@ -79,33 +89,34 @@ def leaf(field):
 
 
 def beside(field, name):
-    """The field `name` of the struct that `field` is in."""
+    """Returns the field `name` of the struct that `field` is in."""
     return field[: len(field) - len(leaf(field))] + name
 
 
 def gradient(field):
-    """wkv6.r: wkv6.dr; conv_state_in: conv_dstate_in."""
+    """Returns the field of a gradient: wkv6.dr for wkv6.r, conv_dstate_in for conv_state_in."""
     name = leaf(field)
     return beside(field, f"conv_d{name[5:]}" if name.startswith("conv_") else f"d{name}")
 
 
 def companion(field):
-    """The field of the struct with the dtype of a tensor of kind w."""
+    """Returns the field that holds the dtype of a tensor of kind w."""
     return beside(field, {"w": "w_dtype", "dt": "dt_dtype"}.get(leaf(field), "sum_dtype"))
 
 
 def reads(field):
-    """The field of the struct that is 1 where backward reads an output of forward, `field`."""
+    """Returns the field that is 1 if backward reads `field`, an output of forward."""
     return beside(field, f"reads_{leaf(field)}")
 
 
 def schema_name(field):
-    """As the field, but two inner structs may have states of the same name."""
+    """Returns the name in a schema: the name of the field, with its inner struct if two structs may have the same
+    name."""
     return field.replace(".", "_") if "state_" in field or leaf(field) in ("y", "dy") else leaf(field)
 
 
 def find(struct, field):
-    """The inner struct that a field is in, and its name there."""
+    """Returns the inner struct that a field is in, and the field's name there."""
     *outer, name = field.split(".")
     for part in outer:
         struct = getattr(struct, part)
@@ -118,7 +129,7 @@ def put(struct, field, value):
 
 
 def all_fields(struct, before=""):
-    """(name, type, offset) of every field."""
+    """Yields (name, type, offset) of every field."""
     for name, kind in struct._fields_:
         offset = getattr(struct, name).offset
         if issubclass(kind, ctypes.Structure) and not kind.__name__.startswith("gt_stride"):

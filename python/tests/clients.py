@@ -9,9 +9,10 @@ places.  The float64 run redirects these casts, so its results are exact compare
 
 The error of a tensor is the norm of its difference from the float64 tensor, over the norm of the float64 tensor.  The
 error on gt_kernels must be at most four times the error of the plain code, plus four roundings.  Both programs round
-about as many intermediate values, so their errors differ only by chance, at any depth: the largest quotient of 500
-tensors was 2.5.  A wrong term exceeds the bound, which is about 5e-6 in float32.  The bound of a gradient takes the
-plain code's worst gradient, because the error of one gradient is small by chance where another one is large.
+nearly the same number of intermediate values, so their errors differ only by chance, at any depth: the largest quotient
+of 500 tensors was 2.5.  A wrong term exceeds the bound, which is about 5e-6 in float32.  The bound for all gradients
+comes from the plain code's gradient with the largest error, because the error of a single gradient may be small by
+chance.
 
 The first process counts the client's calls of gt_kernels.compat, and the C calls of gt_kernels.  Both numbers must be
 those of expected_calls, so a model that falls back to plain PyTorch fails.  transformers 5 calls an installed package
@@ -259,7 +260,7 @@ def cases(family):
 
 
 def expected_calls(family, case):
-    """{name: calls by a layer}, of functions of gt_kernels.compat and of gt_kernels' operators in C."""
+    """Returns {name: calls in a layer}, for functions of gt_kernels.compat and for C operators."""
     if family == "rwkv6":
         return {"chunk_rwkv6" if case is train else "fused_recurrent_rwkv6": 1, "wkv6_forward": 1, "wkv6_backward": 1}
     is_mamba2, heads = family in MAMBA2, 2 if family == "zamba" else 1  # Zamba scans its two heads apart

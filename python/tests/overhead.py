@@ -27,8 +27,8 @@ def prepared(op, tensors):
 
 
 def microseconds(work, runs=50, rounds=100):
-    """The minimum over rounds of the mean of some runs.  The minimum, because other load on the machine only adds
-    time."""
+    """Returns the smallest mean of all rounds.  It is closest to the true time, because other load on the machine only
+    adds time."""
     times = []
     for _ in range(rounds):
         if torch.cuda.is_available():

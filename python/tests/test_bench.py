@@ -25,7 +25,8 @@ def load(name):
 
 
 class Rows(unittest.TestCase):
-    """Functions of rows and the loop of wkv6, with their gradients.  torch.compile takes too long here."""
+    """Checks the functions in peers.py that work on rows, and its wkv6 loop, with gradients.  The tests run without
+    torch.compile, because it takes too long."""
 
     def setUp(self):
         self.peers = load("peers")

@@ -97,8 +97,8 @@ def side_by_side(tensors, rank):
 
 
 def call(module, op, tensors, **options):
-    """Calls an operator.  Returns (y, final state, or the sum of add_norm, or None); several of a kind are joined by
-    side_by_side."""
+    """Calls an operator.  Returns (y, other), where other is the final state, the sum of add_norm, or None.
+    side_by_side joins several y or several states."""
     values = [tensors[name] for name in INPUTS[op].split() if name not in STATES]
     if op == "add_norm":
         return module.add_norm(*values, **options)
@@ -663,8 +663,8 @@ class Steps(unittest.TestCase):
                         self.stepped(op, tensors, right, (1,), rounding=(seed, steps))
 
     def test_tokens_and_commit(self):
-        """Each batch element has the same bits as steps on its own tokens alone, and its state those after the
-        committed tokens."""
+        """The outputs of each batch element have the same bits as steps on that element alone.  Its state has the bits
+        of the state after the committed tokens."""
         T, cases = 6, ((6, 6), (6, 2), (3, 3), (4, 0), (0, 0), (7, 2), (-1, 0), (3, 4), (3, -1), (5, 5))
         for device in DEVICES:
             for op in STEPPED:

@@ -327,8 +327,8 @@ const test_op test_op_conv1d = {
     TEST_OVER_TIME(conv1d),
     .large = {CONV1D(.B = 1, .T = 300, .D = 256, .W = 4, .activation = GT_ACT_SILU)},
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
-    /* two parts add the gradient of the state between them last; one call adds all tokens in turn, so its sums round
-     * differently */
+    /* A gradient near the cut is a sum with terms from both parts.  Two calls add the second part's terms last, through
+     * the gradient of the state; one call adds the terms in the order of the tokens.  So the sums round differently. */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
     .has_exact_prefill = 1,
     .steps = steps,

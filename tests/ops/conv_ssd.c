@@ -719,7 +719,7 @@ const test_op test_op_conv_ssd = {
     .steps = steps,
     .step_kernels = step_kernels,
     .check_step = step_agrees,
-    /* as in conv1d.c: two parts add the gradient of the state between them last; one call adds all tokens in turn */
+    /* two calls add the terms of a gradient near the cut in another order than one call, as in conv1d.c */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
     .has_exact_prefill = 1,
     .more_times = more_times,

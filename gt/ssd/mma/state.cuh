@@ -55,7 +55,7 @@ struct WarpState {
     static constexpr int STAGED = NP < 64 ? NP : 64, STAGING = 16 * STAGED; /* keep() stages STAGED columns at a time,
                                                                              * in STAGING bytes */
     float H[TILES][4];
-    float bound; /* bound of the magnitudes of H without its power */
+    float bound; /* at least max |H| * power.inverse */
     Power power;
 
     /* Replaces the bound by the true maximum. */

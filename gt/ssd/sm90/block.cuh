@@ -126,7 +126,7 @@ struct GroupCursor {
     GT_METHOD int64_t slot(int unit, int chunk) const {
         return lds<int64_t>(addresses + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
     }
-    /* A number for each unit.  It shares memory with the offsets of a second tensor. */
+    /* One float for each unit, for any use.  It shares memory with the offsets of a second tensor. */
     GT_METHOD float number(int unit) const { return lds<float>(addresses + 144 + 8 * unit); }
     GT_METHOD void put_number(int unit, float x) const { sts<float>(addresses + 144 + 8 * unit, x); }
     /* The offset of a unit's rows at the segment's first token.  tensor: index of one of up to 8 / UNITS tensors. */

@@ -104,7 +104,8 @@ struct Merged {
     static constexpr int OWN =
         DIAGONAL; /* [unit_warp][2][t]: overwrites DIAGONAL after M is stored; a warp's factors of y, then of x */
 
-    /* The offset of an array with RIGHT . V . between for each token s before `block`, the block of t, 1 to 3. */
+    /* Returns the offset of an array that holds RIGHT . V . between for each token s before block `block`, which holds
+     * token t.  block: 1 to 3. */
     GT_HD int column(int block) { return block == 1 ? Factors::SUF + 48 : block == 2 ? Factors::COUNT : Factors::SUF; }
 };
 static_assert(Merged::COUNT == Factors::COUNT + 32, "columns of block 2 follow the factors");

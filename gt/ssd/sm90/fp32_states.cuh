@@ -48,7 +48,7 @@ namespace ssd {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* What the producer prepares for a chunk and unit, as offsets in floats.  OF_TOKENS: weights of tokens.  INVERSE: the
+/* The producer's data for a chunk and unit, as offsets in floats.  OF_TOKENS: weights of tokens.  INVERSE: the
  * inverse of their power.  KEEP: the Scale of the chunk (gt/recurrence/segments.cuh). */
 struct SplitUnitWeights {
     static constexpr int OF_TOKENS = 0, INVERSE = 64, KEEP = 66, COUNT = 68;

@@ -15,7 +15,7 @@ namespace ssd {
 
 /* ---- records of tokens ------------------------------------------------------------------------------------------ */
 
-/* What chunk_factors_kernel stores for a chunk and head, as offsets in floats.  With z there is one record for each
+/* The record of chunk_factors_kernel for a chunk and head, as offsets in floats.  With z there is one record for each
  * tile.
  *
  * The first part serves the neighbour, too, which is the other chunk of the slot.  The neighbour advances a state

@@ -161,7 +161,7 @@ GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], u
     }
 }
 
-/* From dS of a step, adds to W, and computes M, Gamma and its sums.  With PAIRS_MAKE_E, C h^T overwrites dS.  L is a
+/* Adds a step's part to W, and stores its M and the sums of its Gamma.  With PAIRS_MAKE_E, C h^T overwrites dS.  L is a
  * product of the step's factors in ChunkTokens. */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,

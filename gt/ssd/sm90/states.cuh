@@ -68,7 +68,7 @@ struct HopperStatesParams {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* What the producer prepares for a chunk and unit, as offsets in floats.  OF_TOKENS: weights of tokens.  DECAY: E.
+/* The producer's data for a chunk and unit, as offsets in floats.  OF_TOKENS: weights of tokens.  DECAY: E.
  * CHANGE: the state is multiplied by it before the update, because the power changes; 0 if E is 0.  BEFORE: the unit's
  * power before the chunk.  POWER: its power from the chunk on.  The stored state times the power is the true state. */
 struct UnitWeights {

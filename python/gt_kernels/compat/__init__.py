@@ -10,19 +10,19 @@
     RWKV-LM                  RUN_CUDA_RWKV6
     vLLM                     see gt_kernels.compat.vllm
 
-Or change none: install() provides modules of these packages' names, and so does, for one program,
+With install() you change no import: it provides modules with the names of these packages.  For one program, run
 
     python -m gt_kernels.compat PROGRAM ARGUMENTS...      python -m gt_kernels.compat -m MODULE ARGUMENTS...
 
 A bad argument raises ArgumentError, and an unsupported one UnsupportedError, before anything is computed or changed.
 Both name the function and the argument.  Shapes must be as in the package.  Layouts and floating dtypes may differ from
 it.  Mixed activations are promoted to one dtype.  seq_idx, cu_seqlens and indices are int32 or int64.
-A call counts the sequences of seq_idx, for which it waits for the device, unless most_sequences(number) bounds them.
+A call with seq_idx waits for the device to count the sequences, unless most_sequences(number) bounds them.
 An update skips a batch element whose row lies outside of the state, and gives it a y of 0.  eps and scale must be
 positive in float32.
 
 States are computed in float32, and rounded to nearest when they are stored in 16 bits.  Gradients pass through final
-states, also where the package has none; updates have no gradients, as there.
+states, even if they do not in the package; updates have no gradients, as in the package.
 """
 
 import functools
@@ -50,8 +50,8 @@ MOST_TOKENS = 16  # of a step
 
 
 class _Function:
-    """The name of a function in errors, and its tensors as "name kind shape, ..." in the words of _operators.py.
-    Kinds: x activations, f parameters and states, i integers, b flags."""
+    """The name of a function in errors, and its tensors as "name kind shape, ...", written as in _operators.py.  Kinds:
+    x activations, f parameters and states, i integers, b flags."""
 
     def __init__(self, name, tensors):
         self.name, self.tensors = f"gt_kernels.compat.{name}", []
@@ -70,8 +70,9 @@ class _Function:
         self.refuse(f"{name} has shape {list(tensor.shape)}: {text}", c.GT_ERROR_SIZE)
 
     def check(self, *tensors, **sizes):
-        """Holds tensors against each other and against `sizes`.  Returns all sizes.  Functions derive arrays only from
-        checked tensors: from a wrong shape they would derive wrong values, or bounds that kernels read beyond."""
+        """Compares the shapes of tensors with each other and with `sizes`.  Returns all sizes.  Functions derive arrays
+        only from checked tensors: from a wrong shape they would derive wrong values, or bounds that kernels read
+        beyond."""
         device = None
         for (name, dtypes, shapes, optional), tensor in zip(self.tensors, tensors):
             if tensor is None:
@@ -122,7 +123,7 @@ class _Function:
                 self.refuse_shape(name, tensor, f"must have {first} groups")
 
     def check_sequences(self, cu_seqlens, name, tensor):
-        """Packed sequences: the batch is 1."""
+        """Checks that the batch of packed sequences is 1."""
         if cu_seqlens is None:
             self.refuse("cu_seqlens is None", c.GT_ERROR_NULL)
         if tensor.shape[0] != 1:
@@ -130,7 +131,7 @@ class _Function:
         self.sequences("cu_seqlens", cu_seqlens)
 
     def sequences(self, name, bounds):
-        """How many sequences the bounds have."""
+        """Returns how many sequences the bounds have."""
         if bounds.shape[0] < 2:
             self.refuse_shape(name, bounds, "must have at least 2 elements")
         return bounds.shape[0] - 1
@@ -140,7 +141,7 @@ class _Function:
             self.unsupported(f"{name}: width {weight.shape[1]} (must be 2 to 4)")
 
     def check_pool(self, name, state, batch, indices):
-        """A state of an update has a row for each batch element, or indices say which."""
+        """Checks that the state of an update has a row for each batch element, unless indices name the rows."""
         if indices is None and state.shape[0] != batch:
             self.refuse_shape(name, state, f"must have a row for each of {batch} batch elements")
         if indices is not None and not state.shape[0]:
@@ -183,7 +184,7 @@ class _Function:
 
 
 def _together(*tensors):
-    """Activations of one dtype: where they differ, the one that has them all."""
+    """Converts activations of different dtypes to the dtype that can hold all of them."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     if len(dtypes) == 1:
         return tensors
@@ -232,14 +233,15 @@ def _rwkv6(name, r, k, v, w, u, scale, initial_state, output_final_state, cu_seq
 @named("gt_kernels.compat.chunk_rwkv6", state="initial_state")
 def chunk_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None,
                 cu_seqlens_cpu=None, **kwargs):
-    """r k w [B,T,H,K], v [B,T,H,V], w in log space, u [H,K]; scale: of o, None: K^-0.5.  (o, final state or None)"""
+    """r k w [B,T,H,K], where w is the logarithm of the decay; v [B,T,H,V], u [H,K].  o is multiplied by scale; None
+    means K^-0.5.  Returns (o, final state or None)."""
     return _rwkv6("chunk_rwkv6", r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, False, kwargs)
 
 
 @named("gt_kernels.compat.fused_recurrent_rwkv6", state="initial_state")
 def fused_recurrent_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False, reverse=False,
                           cu_seqlens=None, **kwargs):
-    """As chunk_rwkv6.  reverse: from the last token to the first."""
+    """The same as chunk_rwkv6.  With reverse it runs from the last token to the first."""
     return _rwkv6("fused_recurrent_rwkv6", r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, reverse,
                   kwargs)
 
@@ -248,12 +250,14 @@ def fused_recurrent_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_
 
 
 def most_sequences(number=None):
-    """The most sequences that seq_idx of a later call may tell apart, over all rows of its batch.
+    """Sets an upper bound for the number of sequences in the seq_idx of later calls, counted over all rows of the
+    batch.
 
-    None, the default: a call counts them, for which it waits for the device; it cannot be captured in a CUDA graph.
-    With a number nothing waits, and the shapes in a compiled call do not depend on data.  If there are more sequences,
-    a call on the CPU raises ArgumentError, and a captured, compiled or CUDA call returns a y of NaN.  The number also
-    sets the memory for states of the backward pass.  causal_conv1d_fn needs no number and never waits."""
+    None is the default: each call counts the sequences.  For this it waits for the device, so it cannot be captured in
+    a CUDA graph.  With a number no call waits, and the shapes in a compiled call do not depend on data.  If there are
+    more sequences, a call on the CPU raises ArgumentError, and a captured, compiled or CUDA call returns a y of NaN.
+    The number also sets the memory for states of the backward pass.  causal_conv1d_fn needs no number and never
+    waits."""
     _most_sequences[0] = None if number is None else _positive("gt_kernels.compat.most_sequences", "number", number)
 
 
@@ -281,9 +285,9 @@ torch.library.register_fake("gt_kernels::count_bounds", lambda first: first.new_
 
 
 class _Runs:
-    """The runs of equal numbers in seq_idx [B,T], all rows behind one another.  seq_idx is checked and not empty.
+    """The runs of equal numbers in seq_idx [B,T], with the rows one behind another.  seq_idx is checked and not empty.
 
-    bounds, count: cu_seqlens and seq_count of them.  firsts, lasts [B]: the runs that begin and end a row."""
+    bounds, count: their cu_seqlens and seq_count.  firsts, lasts [B]: the runs that begin and end a row."""
 
     def __init__(self, function, seq_idx, most=None):
         B, T = seq_idx.shape
@@ -315,7 +319,7 @@ class _Runs:
         return {"cu_seqlens": self.bounds, "seq_count": self.count}
 
     def poison(self, A):
-        """A, or NaN for it where there are more runs than bounds."""
+        """Returns A, or NaN instead if there are more runs than bounds."""
         return A if self.excess is None else A + torch.where(self.excess, float("nan"), 0.0).to(A.dtype)
 
 
@@ -330,7 +334,7 @@ def _one_row(tensor):
 
 
 def _spread(states, runs):
-    """A state for each run: the state of the row if the run begins a row, else zeros."""
+    """Returns a state for each run.  It is the state of the row if the run begins a row, otherwise zeros."""
     if states is None:
         return None
     zeros = states.new_zeros((runs.bounds.shape[0] - 1, *states.shape[1:]), dtype=torch.float32)
@@ -345,8 +349,8 @@ def _is_expanded(tensor, *dims):
 
 
 def _take_rows(pool, indices):
-    """(the rows of a state that indices name, where they lie, whether each index is in the pool).  Without indices: the
-    state itself.  An index outside reads some row."""
+    """Returns (the rows of a state that indices name, the places of these rows, whether each index is in the pool).
+    Without indices it returns the state itself.  For an index outside of the pool it returns some other row."""
     if indices is None:
         return pool, None, None
     places = indices.long().clamp(0, pool.shape[0] - 1)
@@ -363,8 +367,8 @@ def _put_rows(pool, places, named, rows):
 
 
 def _update_rows(state, indices, update, in_place):
-    """update(pool, ...) advances the states of a batch: in the rows of `state` that `indices` name, or, unless
-    in_place, in a copy of them."""
+    """Calls update(pool, ...), which advances the states of a batch.  It works on the rows of `state` that `indices`
+    name if in_place, otherwise on a copy of them."""
     if in_place:
         return update(state, slots=indices)
     rows, places, named = _take_rows(state, indices)
@@ -390,10 +394,11 @@ _CHUNK_SCAN = _Function(
 def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None,
                               cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, float("inf")),
                               return_final_states=False, return_varlen_states=False, state_dtype=None):
-    """x [B,T,H,P], dt [B,T,H], A [H], B C [B,T,G,N], D [H] or [H,P]; chunk_size is not used.  seq_idx [B,T]: a state ends
-    where it changes; each row has one initial state, for its first sequence, and one final state, of its last.
-    return_varlen_states: B is 1, and cu_seqlens [L] has the bounds of its sequences, which seq_idx must not contradict;
-    their final states [L-1,H,P,N] come last.  Without it cu_seqlens is not used, as in the package."""
+    """x [B,T,H,P], dt [B,T,H], A [H], B C [B,T,G,N], D [H] or [H,P]; chunk_size is not used.  A sequence ends where
+    seq_idx [B,T] changes.  Each row has one initial state, for its first sequence, and one final state, of its last
+    sequence.  With return_varlen_states, B is 1 and cu_seqlens [L] has the bounds of the sequences, which seq_idx must
+    not contradict.  The last result is then their final states [L-1,H,P,N].  Without return_varlen_states cu_seqlens is
+    not used, as in the package."""
     function = _CHUNK_SCAN
     function.state_dtype(state_dtype)
     function.positive("chunk_size", chunk_size)
@@ -438,11 +443,12 @@ def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias
                                      activation="silu", rmsnorm_weight=None, rmsnorm_eps=1e-6, outproj_weight=None,
                                      outproj_bias=None, headdim=None, ngroups=1, norm_before_gate=True,
                                      state_dtype=None):
-    """The part of a Mamba-2 block after its in-projection.  zxbcdt [B,T,...], rows of z, x, B, C and dt, and before them,
-    if they are longer, both halves of a gated MLP beside it; conv1d_weight [H P + 2 G N,W], D [H] (then headdim is P)
-    or [H,P]; chunk_size is not used.  With rmsnorm_weight [H P] a norm of each group and the gate follow the scan, else
-    the gate alone; then the product with outproj_weight.  seq_idx and states as in mamba_chunk_scan_combined; where
-    seq_idx is negative, the convolution gives 0, as in causal_conv1d_fn."""
+    """Computes the part of a Mamba-2 block after its in-projection.  zxbcdt [B,T,...] has rows of z, x, B, C and dt.
+    If the rows are longer, they begin with both halves of a gated MLP beside the block.  conv1d_weight [H P + 2 G N,W],
+    D [H] (then headdim is P) or [H,P]; chunk_size is not used.  With rmsnorm_weight [H P], a norm of each group and the
+    gate follow the scan; without it only the gate follows.  The product with outproj_weight comes last.  seq_idx and
+    states are as in mamba_chunk_scan_combined; where seq_idx is negative, the convolution gives 0, as in
+    causal_conv1d_fn."""
     function = _SPLIT
     function.state_dtype(state_dtype)
     function.positive("chunk_size", chunk_size)
@@ -521,7 +527,7 @@ def _is_autocast(tensor):
 
 
 def _scan_input(B, batch, T, groups):
-    """B or C of selective_scan_fn as [B,T,G,N]."""
+    """Returns B or C of selective_scan_fn as [B,T,G,N]."""
     if B.dim() == 2:  # the same for all tokens, another one for each channel
         return B.expand(batch, T, *B.shape)
     B = B.transpose(1, 2).unsqueeze(2) if B.dim() == 3 else B.permute(0, 3, 1, 2)
@@ -535,8 +541,9 @@ _SELECTIVE_SCAN = _Function("selective_scan_fn", "u x BDT, delta x BDT, A f DN, 
 @named(_SELECTIVE_SCAN.name, dt="delta", Bm="B", Cm="C", Dskip="D", dt_bias="delta_bias")
 def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
                       cu_seqlens=None):
-    """u delta z [B,D,T], A [D,N], B C [D,N], [B,N,T] or [B,G,N,T], D delta_bias [D] -> y [B,D,T], and with
-    return_last_state the state [B,D,N] in float32.  cu_seqlens [L]: bounds of sequences, then B is 1."""
+    """u delta z [B,D,T], A [D,N], B C [D,N], [B,N,T] or [B,G,N,T], D delta_bias [D] -> y [B,D,T].  With
+    return_last_state it also returns the state [B,D,N] in float32.  cu_seqlens [L] has the bounds of sequences; B is
+    then 1."""
     sizes = _SELECTIVE_SCAN.check(u, delta, A, B, C, D, z, delta_bias, cu_seqlens)
     if cu_seqlens is not None:
         _SELECTIVE_SCAN.check_sequences(cu_seqlens, "u", u)
@@ -565,10 +572,11 @@ def mamba_inner_fn(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_wei
                    B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True,
                    checkpoint_lvl=1, b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6,
                    cu_seqlens=None, seq_idx=None):
-    """The part of a Mamba block after its in-projection.  xz [B,2D,T], rows of x and z; conv1d_weight [D,1,W], A [D,N],
-    x_proj_weight [R+2N,D] makes delta, B and C of the convolved x (of R + N or R rows where B, or both are given),
-    delta_proj_weight [D,R], out_proj_weight [O,D] -> [B,T,O].  b_rms_weight, c_rms_weight [N] and dt_rms_weight [D]:
-    gains of a norm of each.  checkpoint_lvl is not used.  cu_seqlens and seq_idx: as in the other functions."""
+    """Computes the part of a Mamba block after its in-projection.  xz [B,2D,T] has rows of x and z; conv1d_weight
+    [D,1,W], A [D,N], delta_proj_weight [D,R], out_proj_weight [O,D] -> [B,T,O].  x_proj_weight [R+2N,D] makes delta, B
+    and C from the convolved x.  If B or C is given, it has R+N rows; if both are given, R rows.  b_rms_weight,
+    c_rms_weight [N] and dt_rms_weight [D] are gains of norms of B, C and delta.  checkpoint_lvl is not used.
+    cu_seqlens and seq_idx are as in the other functions."""
     function = _INNER
     sizes = function.check(A, xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight,
                            out_proj_bias, B, C, D, delta_bias, B_proj_bias, C_proj_bias, b_rms_weight, c_rms_weight,
@@ -615,7 +623,8 @@ _UPDATE, _UPDATE_HEADS = (_Function("selective_state_update", tensors) for tenso
 
 
 def _is_head_wise(sizes, dt, A, dt_bias):
-    """Whether ssd_step takes the update: one A, dt and dt_bias a head, and a head size that its kernel has."""
+    """Whether ssd_step can compute the update: each head has one A, dt and dt_bias, and the kernel supports the head
+    size."""
     return ("P" in sizes and sizes["P"] <= 256 and _is_expanded(A, 1, 2) and _is_expanded(dt, 2)
             and (dt_bias is None or _is_expanded(dt_bias, 1)))
 
@@ -624,12 +633,12 @@ def _is_head_wise(sizes, dt, A, dt_bias):
 @torch.no_grad()
 def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False,
                            state_batch_indices=None):
-    """One token.  state [B,D,N] or [B,H,P,N], updated in place; x dt z [B,D] or [B,H,P]; A [D,N] or [H,P,N]; B C [B,N]
-    or [B,G,N]; D dt_bias [D] or [H,P].  state_batch_indices [B]: rows of state.
+    """Decodes one token of each element.  state [B,D,N] or [B,H,P,N] is updated in place.  x dt z [B,D] or [B,H,P]; A
+    [D,N] or [H,P,N]; B C [B,N] or [B,G,N]; D dt_bias [D] or [H,P].  state_batch_indices [B]: rows of state.
 
-    ssd_step serves heads whose A, dt and dt_bias are expanded over P and N, as Mamba-2 has them; selective_scan_step
-    serves the others.  The step works in place on a contiguous state, and ssd_step also on packed rows that lie apart:
-    the call is one kernel."""
+    ssd_step computes heads whose A, dt and dt_bias are expanded over P and N, as in Mamba-2.  selective_scan_step
+    computes all others.  A step works in place, as one kernel, on a contiguous state.  ssd_step also does so on packed
+    rows that lie apart."""
     function = _UPDATE_HEADS if isinstance(state, torch.Tensor) and state.dim() == 4 else _UPDATE
     sizes = function.check(state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices)
     function.check_groups(sizes.get("H", 1), B=(B, B.shape[1] if B.dim() == 3 else 1),
@@ -642,7 +651,7 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
 
 
 def _steps_in_place(state, sizes, dt, A, dt_bias):
-    """Whether a step takes this state: packed, or by heads in packed rows that lie apart."""
+    """Whether a step can update this state in place: it is contiguous, or ssd_step runs and its rows are packed."""
     if state.dtype not in DTYPES:
         return False
     return state.is_contiguous() or (_is_head_wise(sizes, dt, A, dt_bias) and state[:1].is_contiguous()
@@ -650,7 +659,7 @@ def _steps_in_place(state, sizes, dt, A, dt_bias):
 
 
 def _step(sizes, x, dt, A, B, C, D, z, dt_bias, softplus, pool, **arrays):
-    """A token of each element, with arguments as selective_state_update has them.  Returns y of the shape of x."""
+    """Runs one token of each element.  Arguments are as in selective_state_update.  Returns y in the shape of x."""
     shape = x.shape
 
     def token(tensor):
@@ -689,14 +698,14 @@ _LAYERNORM, _RMS_NORM_GATED, _RMSNORM = (_Function(name, "x x MD, weight f D, bi
 
 @named(_LAYERNORM.name, gamma="weight", beta="bias")
 def layernorm_fn(x, weight, bias, z=None, eps=1e-6, group_size=None, norm_before_gate=True, is_rms_norm=False):
-    """norm(x) weight + bias, gated with SiLU(z), of the dtype of x.  x z [...,D], weight bias [D].  The norm is
+    """Returns norm(x) weight + bias, gated with SiLU(z), in the dtype of x.  x z [...,D], weight bias [D].  The norm is
     computed for each group of group_size channels.  None: one group of all channels."""
     return _norm(_LAYERNORM, x, weight, bias, z, eps, group_size, norm_before_gate, is_rms_norm)
 
 
 @named(_RMS_NORM_GATED.name, gamma="weight", beta="bias")
 def rms_norm_gated(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm_before_gate=True):
-    """As layernorm_fn, with RMSNorm."""
+    """The same as layernorm_fn, but with RMSNorm."""
     return _norm(_RMS_NORM_GATED, x, weight, bias, z, eps, group_size, norm_before_gate, True)
 
 
@@ -759,9 +768,10 @@ def _add_norm(function, x, weight, bias, residual, x1, weight1, bias1, eps, drop
 @named(_LAYER_NORM.name, gamma="weight", beta="bias")
 def layer_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
                   prenorm=False, residual_in_fp32=False, is_rms_norm=False, return_dropout_mask=False):
-    """norm(x + x1 + residual) weight + bias, of the dtype of x.  x x1 residual [...,D]; the sum is float32.  With weight1
-    also the same norm with weight1 and bias1.  prenorm: the sum, too, of the dtype of residual, or float32 with
-    residual_in_fp32.  rowscale [...] multiplies x and x1, and dropout_p drops elements of both before the sum."""
+    """Returns norm(x + x1 + residual) weight + bias, in the dtype of x.  x x1 residual [...,D]; the sum is float32.
+    With weight1 it also returns the same norm with weight1 and bias1.  With prenorm it also returns the sum, in the
+    dtype of residual, or in float32 with residual_in_fp32.  Before the sum, rowscale [...] multiplies x and x1, and
+    dropout_p drops elements of both."""
     return _add_norm(_LAYER_NORM, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm,
                      residual_in_fp32, is_rms_norm, return_dropout_mask)
 
@@ -769,7 +779,7 @@ def layer_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=N
 @named(_RMS_NORM.name, gamma="weight", beta="bias")
 def rms_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
                 prenorm=False, residual_in_fp32=False, return_dropout_mask=False):
-    """As layer_norm_fn, with RMSNorm."""
+    """The same as layer_norm_fn, but with RMSNorm."""
     return _add_norm(_RMS_NORM, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm,
                      residual_in_fp32, True, return_dropout_mask)
 
@@ -783,8 +793,8 @@ _CONV = _Function("causal_conv1d_fn", "x x BDT, weight f DW, bias? f D, seq_idx?
 @named(_CONV.name, state="initial_states")
 def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False,
                      final_states_out=None, activation=None):
-    """x [B,D,T], weight [D,W] with W 2 to 4, bias [D], initial_states and final_states_out [B,D,W-1].  seq_idx [B,T]:
-    a sequence ends where it changes; y is 0 where it is negative."""
+    """x [B,D,T], weight [D,W] with W from 2 to 4, bias [D], initial_states and final_states_out [B,D,W-1].  A sequence
+    ends where seq_idx [B,T] changes; y is 0 where seq_idx is negative."""
     function = _CONV
     activation = function.activation(activation)
     if seq_idx is not None and (initial_states is not None or return_final_states):
@@ -815,8 +825,9 @@ _CONV_UPDATE = _Function("causal_conv1d_update", "x x BD|BDT, conv_state f RDS, 
 @named(_CONV_UPDATE.name, state="conv_state", slots="conv_state_indices")
 @torch.no_grad()
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None):
-    """New tokens: x [B,D] or [B,D,T]; conv_state [B,D,S], S at least W - 1, the last S inputs, updated in place.
-    cache_seqlens [B]: conv_state is a ring, and these its next places.  conv_state_indices [B]: rows of conv_state."""
+    """Convolves new tokens, x [B,D] or [B,D,T].  conv_state [B,D,S] has the last S inputs, at least W - 1, and is
+    updated in place.  With cache_seqlens [B] conv_state is a ring, and cache_seqlens has its next places.
+    conv_state_indices [B]: rows of conv_state."""
     function = _CONV_UPDATE
     activation = function.activation(activation)
     sizes = function.check(x, conv_state, weight, bias, cache_seqlens, conv_state_indices)
@@ -842,7 +853,8 @@ _VARLEN = _Function("causal_conv1d_varlen_states", "x x TD, cu_seqlens i L")
 
 @named(_VARLEN.name)
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
-    """The last state_len inputs of each sequence of x [T,D], with zeros before the first: [sequences,D,state_len]."""
+    """Returns the last state_len inputs of each sequence of x [T,D], as [sequences,D,state_len].  If a sequence is
+    shorter, zeros come first."""
     _VARLEN.check(x, cu_seqlens)
     state_len = _VARLEN.positive("state_len", state_len)
     _VARLEN.check_sequences(cu_seqlens, "x", x[None])
@@ -860,7 +872,7 @@ _RWKV_LM = _Function("RUN_CUDA_RWKV6", "r x BTC, k x BTC, v x BTC, w x BTC, u f 
 
 @named(_RWKV_LM.name)
 def RUN_CUDA_RWKV6(B, T, C, H, r, k, v, w, u):
-    """r k v w [B,T,C], decay exp(-exp(w)), u [H,C/H] -> [B,T,C]."""
+    """r k v w [B,T,C], u [H,C/H] -> [B,T,C].  The decay is exp(-exp(w))."""
     B, T, C, H = (integer(_RWKV_LM.name, name, value) for name, value in zip("BTCH", (B, T, C, H)))
     if H < 1 or C % H:
         _RWKV_LM.refuse(f"H = {H}: must divide C = {C}")

@@ -1,6 +1,6 @@
 """python -m gt_kernels.compat [--over] PROGRAM ARGUMENTS...     or -m MODULE ARGUMENTS...
 
-Runs a Python program with the modules of gt_kernels.compat.install().  --over: also in the place of installed ones."""
+Runs a Python program with the modules of gt_kernels.compat.install().  --over: also replaces installed packages."""
 
 import os
 import runpy

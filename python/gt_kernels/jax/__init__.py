@@ -5,30 +5,31 @@
     y, state = wkv6(r, k, v, w, u, state, final_state=True)
 
 For every function
-  Arrays     are [batch, time, ...]; arrays of norms are [..., channels].  gt_kernels.h has the formulas and shapes.
-  Platforms  on a GPU the kernels run, on the CPU the twins, which are plain C.
-  dtypes     activations are float32, bfloat16 or float16, all the same; w, dt and the residual of add_norm may be
-             float32 beside 16 bits.  Parameters and states are float32; a parameter of another dtype is converted
-             (its gradient, too).
-  States     are float32.  One without the batch index is shared by the whole batch.  final_state=True returns
-             (y, state) instead of y, or y and both states if there are two.  Gradients pass through states.
-  Packed     sequences of different lengths, without padding: batch 1, and cu_seqlens [sequences + 1].  Sequence s has
-             the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  A state is then one for each sequence.  seq_count [1]: how
-             many of them there are, if fewer.
-  Pools      wkv6, ssd, conv1d and conv_ssd take packed sequences with slots [sequences]: state is then a pool of rows,
-             and slots[s] is the row of sequence s.  The call returns (y, pool); donate the pool, else XLA copies it.
-             starts_zero [sequences], bool or integers: a sequence whose element is not 0 starts from zero.  A sequence
-             whose row lies outside of the pool is skipped, its y is 0.  No derivatives.  A pool of wkv6, ssd and conv1d
-             may be bfloat16 or float16: each new state is then rounded to nearest.
-  recompute  True: only the inputs are saved for backward, which computes again all else that it needs.
+  Arrays     have shape [batch, time, ...]; arrays of norms have shape [..., channels].  gt_kernels.h has the formulas
+             and shapes.
+  Platforms  A GPU runs the kernels; the CPU runs the twins, which are plain C.
+  dtypes     All activations have the same dtype: float32, bfloat16 or float16.  w, dt and the residual of add_norm may
+             be float32 beside 16-bit activations.  Parameters and states are float32; a parameter of another dtype is
+             converted, and so is its gradient.
+  States     are float32.  A state without the batch index is shared by the whole batch.  final_state=True returns (y,
+             state) instead of y, or y and both states if there are two.  Gradients pass through states.
+  Packed     Sequences of different lengths, without padding, have batch 1 and cu_seqlens [sequences + 1].  Sequence s
+             has the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  Each sequence then has its own state.  seq_count [1] is
+             the number of sequences, if there are fewer than cu_seqlens can hold.
+  Pools      wkv6, ssd, conv1d and conv_ssd take packed sequences with slots [sequences].  state is then a pool of rows,
+             and slots[s] is the row of sequence s.  The call returns (y, pool); donate the pool, otherwise XLA copies
+             it.  starts_zero [sequences], bool or integers: a sequence whose element is not 0 starts from zero.  A
+             sequence whose row lies outside of the pool is skipped; its y is 0.  These calls have no derivatives.  A
+             pool of wkv6, ssd and conv1d may be bfloat16 or float16: each new state is then rounded to nearest.
+  recompute  True: forward saves only its inputs for backward, and backward computes the rest again.
   Steps      return (y, state).  XLA updates the memory of the state in place if the caller donates it.
   Transforms jit, grad, scan, checkpoint, vmap and shard_map over batch and heads.  vmap makes one larger call where
              parameters are not mapped.  It loops over calls with mapped parameters, packed sequences or slots, and for
              the gradients of parameters.
   Results    repeat bit for bit.
   Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.  They name
-             the function and its argument, before anything runs.  Gradients of gradients are refused; JAX refuses
-             forward-mode derivatives.
+             the function and its argument, before anything runs.  The functions refuse gradients of gradients; JAX
+             refuses forward-mode derivatives.
 """
 
 import jax.numpy as jnp
@@ -92,8 +93,8 @@ def _call(name, arrays, options, final_state=False, recompute=False, slots=None,
 def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=False, cu_seqlens=None,
          seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False):
     """RWKV-6 time mixing.  r k w [B,T,H,N], v [B,T,H,V], u [H,N] (None: 0), state [B,H,N,V] (None: 0) -> y [B,T,H,V].
-    decay: "raw", exp(-exp(w)) as RWKV-6 trains it, or "log", exp(w) with w <= 0.  The token sees the state before it,
-    and itself with the bonus u.  y is multiplied by scale."""
+    decay="raw": the decay is exp(-exp(w)), as RWKV-6 trains it.  decay="log": the decay is exp(w), with w <= 0.  A
+    token reads the state before it, and adds itself with the bonus u.  y is multiplied by scale."""
     check = _Options("wkv6")
     return _call("wkv6", (r, k, v, w, u, state, cu_seqlens, seq_count),
                  (*check.wkv(decay, scale), check.int("segments", segments)), final_state, recompute, slots,
@@ -111,12 +112,13 @@ def _rounding(function, rounding):
 
 
 def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None, tokens=None, commit=None, rounding=None):
-    """1 to 16 new tokens: as wkv6, but returns (y, state).  With slots [B] state is a pool [rows,H,N,V], of which batch
-    element b has row slots[b]; one outside of the pool is skipped, its y is 0.  Speculative decoding: element b has
-    tokens[b] of the T tokens (None: T), and y is 0 for the others.  The first commit[b] of them enter the state (None:
-    all of its tokens); send the rest again.  An element is skipped unless 0 <= commit[b] <= tokens[b] <= T.  state is
-    float32, bfloat16 or float16; in 16 bits it is rounded after the call's tokens, to nearest or, with rounding = (seed
-    [2], steps [B]), both integers, at random with the right mean."""
+    """Like wkv6, for 1 to 16 new tokens; returns (y, state).  With slots [B], state is a pool [rows,H,N,V], and batch
+    element b has row slots[b].  An element whose row lies outside of the pool is skipped; its y is 0.  For speculative
+    decoding, element b has tokens[b] of the T tokens (None: T), and y is 0 for the others.  The first commit[b] of its
+    tokens enter the state (None: all of its tokens); send the other tokens again.  An element is skipped unless 0 <=
+    commit[b] <= tokens[b] <= T.  state is float32, bfloat16 or float16.  A 16-bit state is rounded once, after the
+    call's tokens.  It is rounded to nearest or, with rounding = (seed [2], steps [B]), both integers, at random with
+    the right mean."""
     check = _Options("wkv6_step")
     return FUNCTIONS["wkv6"].step((r, k, v, w, u, state, slots, tokens, commit, *_rounding("wkv6_step", rounding)),
                                   (*check.wkv(decay, scale), 0))
@@ -124,16 +126,17 @@ def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None, token
 
 def wkv4(k, v, w, u=None, state=None, *, decay="raw", final_state=False, cu_seqlens=None, seq_count=None, segments=0,
          recompute=False):
-    """RWKV-4 time mixing, which never overflows.  k v [B,T,D], w u [D] (u None: 0), state [B,3,D] (None: 0) -> y [B,T,D].
-    decay: "raw", exp(-exp(w)) as RWKV-4 trains it, or "log", exp(w).  The state is RWKV-4's (a, b, p), sums of
-    exp(k - p) v and exp(k - p): zeros are no token yet.  The final state has b = 1, and b takes no gradient."""
+    """RWKV-4 time mixing, which never overflows.  k v [B,T,D], w u [D] (u None: 0), state [B,3,D] (None: 0) -> y
+    [B,T,D].  decay="raw": the decay is exp(-exp(w)), as RWKV-4 trains it.  decay="log": the decay is exp(w).  The state
+    is RWKV-4's (a, b, p), where a and b are sums of exp(k - p) v and exp(k - p).  A state of zeros means that no token
+    came before.  The final state has b = 1, and b takes no gradient."""
     check = _Options("wkv4")
     return _call("wkv4", (k, v, w, u, state, cu_seqlens, seq_count),
                  (check.choice("decay", _DECAY, decay), check.int("segments", segments)), final_state, recompute)
 
 
 def wkv4_step(k, v, w, u, state, *, decay="raw", slots=None, tokens=None, commit=None):
-    """1 to 16 new tokens: as wkv4, but returns (y, state).  slots, tokens, commit: as in wkv6_step."""
+    """Like wkv4, for 1 to 16 new tokens; returns (y, state).  slots, tokens and commit are as in wkv6_step."""
     check = _Options("wkv4_step")
     return FUNCTIONS["wkv4"].step((k, v, w, u, state, slots, tokens, commit), (check.choice("decay", _DECAY, decay), 0))
 
@@ -141,8 +144,8 @@ def wkv4_step(k, v, w, u, state, *, decay="raw", slots=None, tokens=None, commit
 def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, dt_limit=None,
         final_state=False, cu_seqlens=None, seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False):
     """Mamba-2's state space duality.  x z [B,T,H,P], dt [B,T,H], A dt_bias [H], Bm Cm [B,T,G,N], Dskip [H] or [H,P],
-    state [B,H,P,N] -> y [B,T,H,P].  softplus: of dt + dt_bias.  dt_limit: (smallest, largest) dt after that.  z gates y
-    with SiLU."""
+    state [B,H,P,N] -> y [B,T,H,P].  The time step is dt + dt_bias, or with softplus=True the softplus of this sum.
+    dt_limit = (smallest, largest) then clamps it.  z gates y with SiLU."""
     check = _Options("ssd")
     return _call("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
                  (*check.ssm(softplus, dt_limit), check.int("segments", segments)), final_state, recompute, slots,
@@ -151,15 +154,15 @@ def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softp
 
 def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_limit=None, slots=None, tokens=None,
              commit=None, rounding=None):
-    """1 to 16 new tokens: as ssd, but returns (y, state).  slots, tokens, commit, rounding: as in wkv6_step."""
+    """Like ssd, for 1 to 16 new tokens; returns (y, state).  slots, tokens, commit and rounding are as in wkv6_step."""
     return FUNCTIONS["ssd"].step((x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit,
                                   *_rounding("ssd_step", rounding)), (*_Options("ssd_step").ssm(softplus, dt_limit), 0))
 
 
 def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, final_state=False,
                    cu_seqlens=None, seq_count=None, segments=0, recompute=False):
-    """Mamba-1's scan.  u dt z [B,T,D], A [D,N], Bm Cm [B,T,G,N], Dskip dt_bias [D], state [B,D,N] -> y [B,T,D].
-    softplus: of dt + dt_bias.  z gates y with SiLU."""
+    """Mamba-1's scan.  u dt z [B,T,D], A [D,N], Bm Cm [B,T,G,N], Dskip dt_bias [D], state [B,D,N] -> y [B,T,D].  The
+    time step is dt + dt_bias, or with softplus=True the softplus of this sum.  z gates y with SiLU."""
     check = _Options("selective_scan")
     return _call("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
                  (check.flag("softplus", softplus), check.int("segments", segments)), final_state, recompute)
@@ -167,7 +170,7 @@ def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=Non
 
 def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, slots=None, tokens=None,
                         commit=None, rounding=None):
-    """1 to 16 new tokens: as selective_scan, but returns (y, state).  slots, tokens, commit, rounding: as in
+    """Like selective_scan, for 1 to 16 new tokens; returns (y, state).  slots, tokens, commit and rounding are as in
     wkv6_step."""
     return FUNCTIONS["selective_scan"].step((u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit,
                                              *_rounding("selective_scan_step", rounding)),
@@ -176,15 +179,15 @@ def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=
 
 def conv1d(x, weight, bias=None, state=None, *, activation=None, final_state=False, cu_seqlens=None, seq_count=None,
            slots=None, starts_zero=None):
-    """Causal depthwise convolution.  x [B,T,D], weight [D,W] with W 2 to 4, bias [D], state [B,D,W-1], the inputs
-    before the first, oldest first -> y [B,T,D].  activation: None or "silu"."""
+    """Causal depthwise convolution.  x [B,T,D], weight [D,W] with W from 2 to 4, bias [D], state [B,D,W-1] -> y
+    [B,T,D].  The state has the inputs before the first token, oldest first.  activation: None or "silu"."""
     return _call("conv1d", (x, weight, bias, state, cu_seqlens, seq_count),
                  (_Options("conv1d").choice("activation", _ACTIVATION, activation),), final_state, False, slots,
                  starts_zero)
 
 
 def conv1d_step(x, weight, bias, state, *, activation=None, slots=None, tokens=None, commit=None):
-    """1 to 16 new tokens: as conv1d, but returns (y, state).  slots, tokens, commit: as in wkv6_step."""
+    """Like conv1d, for 1 to 16 new tokens; returns (y, state).  slots, tokens and commit are as in wkv6_step."""
     return FUNCTIONS["conv1d"].step((x, weight, bias, state, slots, tokens, commit),
                                     (_Options("conv1d_step").choice("activation", _ACTIVATION, activation),))
 
@@ -192,10 +195,10 @@ def conv1d_step(x, weight, bias, state, *, activation=None, slots=None, tokens=N
 def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, conv_state=None, state=None, *,
              state_size, groups=1, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
              slots=None, starts_zero=None, segments=0, recompute=False):
-    """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], rows of x [H,P], Bm [G,N]
-    and Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P],
-    z [B,T,H,P], conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups G.  final_state=True:
-    (y, conv_state, state).  The output of the convolution is not stored."""
+    """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], whose rows are x [H,P], Bm
+    [G,N] and Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P], z
+    [B,T,H,P], conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups is G.  final_state=True
+    returns (y, conv_state, state).  The output of the convolution is not stored."""
     check = _Options("conv_ssd")
     return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
                  (check.int("state_size", state_size), check.int("groups", groups), *check.ssm(softplus, dt_limit),
@@ -204,8 +207,8 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
 
 def conv_ssd_step(xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, *, state_size, groups=1,
                   softplus=False, dt_limit=None, slots=None, tokens=None, commit=None):
-    """1 to 16 new tokens: as conv_ssd, but returns (y, conv_state, state).  slots, tokens, commit: as in wkv6_step, one
-    row for both states."""
+    """Like conv_ssd, for 1 to 16 new tokens; returns (y, conv_state, state).  slots, tokens and commit are as in
+    wkv6_step; both states have the same rows."""
     check = _Options("conv_ssd_step")
     return FUNCTIONS["conv_ssd"].step(
         (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, slots, tokens, commit),
@@ -215,8 +218,8 @@ def conv_ssd_step(xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state
 def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,
             decay="raw", scale=1.0, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
             segments=0, recompute=False):
-    """wkv6 and ssd of one hybrid block, on the same tokens, in one call -> (y of wkv6, y of ssd), and with
-    final_state=True both states after them.  Arrays and options are as in wkv6 and ssd."""
+    """Computes wkv6 and ssd of one hybrid block, on the same tokens, in one call.  Returns (y of wkv6, y of ssd), and
+    with final_state=True also both states after them.  Arrays and options are as in wkv6 and ssd."""
     check = _Options("wkv_ssm")
     return _call("wkv_ssm", (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, cu_seqlens,
                              seq_count),
@@ -226,8 +229,8 @@ def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, w
 
 def wkv_ssm_step(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, *, decay="raw", scale=1.0,
                  softplus=False, dt_limit=None, slots=None, tokens=None, commit=None):
-    """1 to 16 new tokens: as wkv_ssm, but returns (y of wkv6, y of ssd, wkv_state, ssm_state).  slots, tokens, commit:
-    as in wkv6_step, one row for both states."""
+    """Like wkv_ssm, for 1 to 16 new tokens; returns (y of wkv6, y of ssd, wkv_state, ssm_state).  slots, tokens and
+    commit are as in wkv6_step; both states have the same rows."""
     check = _Options("wkv_ssm_step")
     return FUNCTIONS["wkv_ssm"].step(
         (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, slots, tokens, commit),
@@ -236,22 +239,22 @@ def wkv_ssm_step(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, 
 
 def rmsnorm_linear(x, weight, gamma=None, beta=None, bias=None, *, norm="rms", eps=1e-5, recompute=False):
     """RMSNorm or LayerNorm (norm="layer"), then a projection: (norm(x) gamma + beta) weight^T + bias.  x [...,D],
-    weight [O,D] of the dtype of x, gamma beta [D], bias [O] -> [...,O]."""
+    weight [O,D] in the dtype of x, gamma beta [D], bias [O] -> [...,O]."""
     check = _Options("rmsnorm_linear")
     return _call("rmsnorm_linear", (x, weight, gamma, beta, bias),
                  (check.choice("norm", _NORM, norm), check.float("eps", eps)), recompute=recompute)
 
 
 def norm_mix(a, b, gain_a=None, gain_b=None, residual=None, *, heads=1, eps=1e-5):
-    """residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  Each of
+    """Returns residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  Each of
     `heads` equal slices has its own mean square."""
     check = _Options("norm_mix")
     return _call("norm_mix", (a, b, gain_a, gain_b, residual), (check.int("heads", heads), check.float("eps", eps)))
 
 
 def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False, heads=1, eps=1e-5):
-    """(norm(x) gamma + beta) SiLU(z), or norm(x SiLU(z)) gamma + beta with gate_first.  x z [...,D], gamma beta [D].
-    Each of `heads` equal slices has its own norm."""
+    """Returns (norm(x) gamma + beta) SiLU(z), or norm(x SiLU(z)) gamma + beta with gate_first.  x z [...,D], gamma beta
+    [D].  Each of `heads` equal slices has its own norm."""
     check = _Options("norm_gate")
     return _call("norm_gate", (x, z, gamma, beta), (check.choice("norm", _NORM, norm),
                                                     check.flag("gate_first", gate_first), check.int("heads", heads),
@@ -259,10 +262,10 @@ def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False,
 
 
 def add_norm(x, residual=None, gamma=None, beta=None, *, norm="rms", eps=1e-5, sum_in_fp32=False, reads_sum=False):
-    """(y, sum), where sum = x + residual and y = norm(sum) gamma + beta.  x residual [...,D], gamma beta [D].  The norm
-    reads the sum before it is rounded.  y is of the dtype of x.  sum is float32 if residual is or with sum_in_fp32, else
-    of the dtype of x.  Gradients pass through both.  reads_sum: backward reads the sum, rounded, instead of x and
-    residual.  It keeps x only if sum has another dtype, and never residual."""
+    """Returns (y, sum), where sum = x + residual and y = norm(sum) gamma + beta.  x residual [...,D], gamma beta [D].
+    The norm reads the sum before it is rounded.  y has the dtype of x.  sum is float32 if residual is float32 or if
+    sum_in_fp32 is set; otherwise it has the dtype of x.  Gradients pass through both.  With reads_sum, backward reads
+    the rounded sum instead of x and residual.  It keeps x only if sum has another dtype, and never residual."""
     check = _Options("add_norm")
     sum_dtype = c.GT_F32 if check.flag("sum_in_fp32", sum_in_fp32) else c.GT_DTYPE_DEFAULT
     if sum_dtype and jnp.issubdtype(getattr(residual, "dtype", int), jnp.floating):

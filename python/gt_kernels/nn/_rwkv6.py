@@ -73,7 +73,7 @@ class RWKV6TimeMix(nn.Module):
         self._register_load_state_dict_pre_hook(_take_fla)
 
     def new_cache(self, batch: int) -> Cache:
-        """States of no token yet."""
+        """Returns the states before the first token."""
         like, (H, N), V = self.time_maa_x, self.time_faaaa.shape, self.value.weight.shape[0] // self.heads
         return {"shift": like.new_zeros((batch, like.shape[-1]), dtype=torch.float32),
                 "wkv": like.new_zeros((batch, H, N, V), dtype=torch.float32)}

@@ -5,36 +5,40 @@
     y, state = wkv6(r, k, v, w, u, state, final_state=True)
 
 For every function
-  Tensors    are [batch, time, ...]; tensors of norms are [..., channels].  gt_kernels.h has the formulas and shapes.
+  Tensors    have shape [batch, time, ...]; tensors of norms have shape [..., channels].  gt_kernels.h has the formulas
+             and shapes.
   Devices    CUDA tensors run the kernels, on the current stream; CPU tensors run the twins, which are plain C.
-  dtypes     activations are float32, bfloat16 or float16, all the same; w, dt and the residual of add_norm may be
-             float32 beside 16 bits.  Under autocast activations are cast to its dtype.  Parameters and states are
-             float32; a parameter of another dtype is converted (its gradient, too).
-  Strides    of any [B,T,H,N], [B,H,T,N], [B,D,T] or slice are read in place, and [B,G,N,T] of Bm and Cm in
-             selective_scan.  What no layout of the C API has, such as
-             an expanded tensor, is copied; warn_on_copy(True) says so, once for each operator and tensor.
-  States     are float32, packed; one without the batch index is shared by the whole batch.  final_state=True returns
-             (y, state) instead of y, or y and both states if there are two.  Gradients pass through states.
-  Packed     sequences of different lengths, without padding: batch 1, and cu_seqlens [sequences + 1] on the same
-             device.  Sequence s has the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  A state is then one for each
-             sequence.  seq_count [1] on the device: how many of them there are, if fewer.
-  Pools      wkv6, ssd, conv1d and conv_ssd take packed sequences with slots [sequences]: state is then a pool of rows,
-             and slots[s] is the row of sequence s.  Its state is read there and updated in place; the call returns y
-             alone, without gradients.  starts_zero [sequences], bool or integers: a sequence whose element is not 0
-             starts from zero.  A sequence whose row lies outside of the pool is skipped, its y is 0.  No two sequences
-             may have the same row.  Rows may lie apart; conv1d takes a pool in any strides.  A pool of wkv6, ssd and
-             conv1d may be bfloat16 or float16: each new state is then rounded to nearest.
-  recompute  True: only the inputs are saved for backward, which computes again all else that it needs.
-  Results    repeat bit for bit.  No gradients of gradients.
-  Transforms torch.func and forward-mode derivatives work or raise; no tangent is lost.
-  Numbers    0 is no default: eps and scale are positive in float32.  Integer tensors are int32 or int64.  A value
-             beyond int32 stays out of range: its slot is skipped, and such cu_seqlens are refused.
+  dtypes     All activations have the same dtype: float32, bfloat16 or float16.  w, dt and the residual of add_norm may
+             be float32 beside 16-bit activations.  Under autocast, activations are cast to its dtype.  Parameters and
+             states are float32; a parameter of another dtype is converted, and so is its gradient.
+  Strides    [B,T,H,N], [B,H,T,N], [B,D,T] and slices of these are read in place; selective_scan also reads Bm and Cm in
+             [B,G,N,T].  A tensor whose layout the C API does not have, such as an expanded tensor, is copied.
+             warn_on_copy(True) reports copies, once for each operator and tensor.
+  States     are float32, packed.  A state without the batch index is shared by the whole batch.  final_state=True
+             returns (y, state) instead of y, or y and both states if there are two.  Gradients pass through states.
+  Packed     Sequences of different lengths, without padding, have batch 1 and cu_seqlens [sequences + 1] on the same
+             device.  Sequence s has the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  Each sequence then has its own
+             state.  seq_count [1] on the device is the number of sequences, if there are fewer than cu_seqlens can
+             hold.
+  Pools      wkv6, ssd, conv1d and conv_ssd take packed sequences with slots [sequences].  state is then a pool of rows,
+             and slots[s] is the row of sequence s.  The call reads the sequence's state from this row and updates the
+             row in place.  It returns only y, which has no gradients.  starts_zero [sequences], bool or integers: a
+             sequence whose element is not 0 starts from zero.  A sequence whose row lies outside of the pool is
+             skipped; its y is 0.  No two sequences may have the same row.  Rows may lie apart; conv1d takes a pool in
+             any strides.  A pool of wkv6, ssd and conv1d may be bfloat16 or float16: each new state is then rounded to
+             nearest.
+  recompute  True: forward saves only its inputs for backward, and backward computes the rest again.
+  Results    repeat bit for bit.  Gradients of gradients are not supported.
+  Transforms torch.func and forward-mode derivatives work or raise an error; no tangent is lost.
+  Numbers    eps and scale must be positive in float32; 0 does not mean a default.  Integer tensors are int32 or int64.
+             An int64 value beyond int32 counts as out of range: as a slot its sequence is skipped, and in cu_seqlens it
+             is refused.
   Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.  They name
              the function that was called and its argument.
 
-torch.compile takes all of them into one graph (fullgraph=True), and torch.export exports it.  Batch and length may be
-dynamic: one graph then has them all.  mode="reduce-overhead" needs recompute=True for a dynamic length with gradients,
-since the compiler does not know the size of what forward saves for it on a GPU.
+torch.compile takes every function into one graph (fullgraph=True), and torch.export exports this graph.  Batch and
+length may be dynamic: one graph then serves all sizes.  With a dynamic length and gradients, mode="reduce-overhead"
+needs recompute=True, because the compiler does not know how many bytes forward saves on a GPU.
 """
 
 import torch
@@ -54,7 +58,7 @@ _ops = torch.ops.gt_kernels
 
 
 def warn_on_copy(enabled=True):
-    """Whether a tensor that has to be copied gives a warning, one for each operator and tensor."""
+    """Turns warnings about copied tensors on or off.  There is one warning for each operator and tensor."""
     _engine.warn_on_copy[0] = bool(enabled)
     _engine._warned.clear()
 
@@ -88,7 +92,7 @@ def _dt_limit(operator, dt_limit):
 
 
 def _call(name, tensors, options, final_state=False, recompute=False, slots=None, starts_zero=None):
-    """Forward; `tensors` in the order of the operator's, packed sequences after them."""
+    """Calls forward.  `tensors` are in the order of the operator's table, followed by the packed sequences."""
     engine = _engine.ENGINES[name]
     final_state, recompute = _flag(name, "final_state", final_state), _flag(name, "recompute", recompute)
     if slots is not None:
@@ -131,8 +135,8 @@ def _step(name, tensors, options):
 def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=False, cu_seqlens=None,
          seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False):
     """RWKV-6 time mixing.  r k w [B,T,H,N], v [B,T,H,V], u [H,N] (None: 0), state [B,H,N,V] (None: 0) -> y [B,T,H,V].
-    decay: "raw", exp(-exp(w)) as RWKV-6 trains it, or "log", exp(w) with w <= 0.  The token sees the state before it,
-    and itself with the bonus u.  y is multiplied by scale."""
+    decay="raw": the decay is exp(-exp(w)), as RWKV-6 trains it.  decay="log": the decay is exp(w), with w <= 0.  A
+    token reads the state before it, and adds itself with the bonus u.  y is multiplied by scale."""
     options = (_choice("wkv6", "decay", _DECAY, decay), _float("wkv6", "scale", scale),
                _int("wkv6", "segments", segments))
     return _call("wkv6", (r, k, v, w, u, state, cu_seqlens, seq_count), options, final_state, recompute, slots,
@@ -140,13 +144,14 @@ def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=
 
 
 def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None, tokens=None, commit=None, rounding=None):
-    """1 to 16 new tokens: as wkv6, with `state` read and updated in place.  With slots [B] (int32) state is a pool
-    [rows,H,N,V], of which batch element b has row slots[b]; one outside of the pool is skipped, its y is 0.  state is
-    float32, bfloat16 or float16; in 16 bits it is rounded after the call's tokens, to nearest or, with rounding = (seed
-    [2], steps [B]), both int32, at random with the right mean: give each layer a seed, and as steps the tokens so far.
-    Speculative decoding: element b has tokens[b] of the T tokens (None: T), and y is 0 for the others.  The first
-    commit[b] of them enter the state (None: all of its tokens); send the rest again.  Both are int32 [B].  An element
-    is skipped unless 0 <= commit[b] <= tokens[b] <= T."""
+    """Like wkv6, for 1 to 16 new tokens; reads `state` and updates it in place.  With slots [B] (int32), state is a
+    pool [rows,H,N,V], and batch element b has row slots[b].  An element whose row lies outside of the pool is skipped;
+    its y is 0.  state is float32, bfloat16 or float16.  A 16-bit state is rounded once, after the call's tokens.  It is
+    rounded to nearest or, with rounding = (seed [2], steps [B]), both int32, at random with the right mean.  Give each
+    layer its own seed, and set steps to the number of tokens so far.  For speculative decoding, element b has tokens[b]
+    of the T tokens (None: T), and y is 0 for the others.  The first commit[b] of its tokens enter the state (None: all
+    of its tokens); send the other tokens again.  Both are int32 [B].  An element is skipped unless 0 <= commit[b] <=
+    tokens[b] <= T."""
     options = (_choice("wkv6_step", "decay", _DECAY, decay), _float("wkv6_step", "scale", scale), 0)
     return _step("wkv6", (r, k, v, w, u, state, slots, tokens, commit, *_rounding("wkv6_step", rounding)), options)
 
@@ -154,8 +159,9 @@ def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None, token
 def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, dt_limit=None,
         final_state=False, cu_seqlens=None, seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False):
     """Mamba-2's state space duality.  x z [B,T,H,P], dt [B,T,H], A dt_bias [H], Bm Cm [B,T,G,N], Dskip [H] or [H,P],
-    state [B,H,P,N] -> y [B,T,H,P].  softplus: of dt + dt_bias.  dt_limit: (smallest, largest) dt after that.  z gates y
-    with SiLU; in bfloat16 on a GPU its gradient is made of y, which must not be changed in place before."""
+    state [B,H,P,N] -> y [B,T,H,P].  The time step is dt + dt_bias, or with softplus=True the softplus of this sum.
+    dt_limit = (smallest, largest) then clamps it.  z gates y with SiLU; in bfloat16 on a GPU backward computes the
+    gradient of z from y, so y must not be changed in place before backward."""
     return _call("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
                  (_flag("ssd", "softplus", softplus), *_dt_limit("ssd", dt_limit),
                   _int("ssd", "segments", segments)), final_state, recompute, slots, starts_zero)
@@ -163,7 +169,8 @@ def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softp
 
 def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_limit=None, slots=None, tokens=None,
              commit=None, rounding=None):
-    """1 to 16 new tokens: as ssd, with `state` updated in place.  slots, tokens, commit, rounding: as in wkv6_step."""
+    """Like ssd, for 1 to 16 new tokens; updates `state` in place.  slots, tokens, commit and rounding are as in
+    wkv6_step."""
     return _step("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit,
                          *_rounding("ssd_step", rounding)),
                  (_flag("ssd_step", "softplus", softplus), *_dt_limit("ssd_step", dt_limit), 0))
@@ -171,8 +178,8 @@ def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_l
 
 def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, final_state=False,
                    cu_seqlens=None, seq_count=None, segments=0, recompute=False):
-    """Mamba-1's scan.  u dt z [B,T,D], A [D,N], Bm Cm [B,T,G,N], Dskip dt_bias [D], state [B,D,N] -> y [B,T,D].
-    softplus: of dt + dt_bias.  z gates y with SiLU."""
+    """Mamba-1's scan.  u dt z [B,T,D], A [D,N], Bm Cm [B,T,G,N], Dskip dt_bias [D], state [B,D,N] -> y [B,T,D].  The
+    time step is dt + dt_bias, or with softplus=True the softplus of this sum.  z gates y with SiLU."""
     return _call("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
                  (_flag("selective_scan", "softplus", softplus), _int("selective_scan", "segments", segments)),
                  final_state, recompute)
@@ -180,8 +187,8 @@ def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=Non
 
 def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, slots=None, tokens=None,
                         commit=None, rounding=None):
-    """1 to 16 new tokens: as selective_scan, with `state` updated in place.  slots, tokens, commit, rounding: as in
-    wkv6_step."""
+    """Like selective_scan, for 1 to 16 new tokens; updates `state` in place.  slots, tokens, commit and rounding are
+    as in wkv6_step."""
     return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit,
                                     *_rounding("selective_scan_step", rounding)),
                  (_flag("selective_scan_step", "softplus", softplus), 0))
@@ -189,32 +196,33 @@ def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=
 
 def conv1d(x, weight, bias=None, state=None, *, activation=None, final_state=False, cu_seqlens=None, seq_count=None,
            slots=None, starts_zero=None):
-    """Causal depthwise convolution.  x [B,T,D], weight [D,W] with W 2 to 4, bias [D], state [B,D,W-1], the inputs before
-    the first, oldest first -> y [B,T,D].  activation: None or "silu"."""
+    """Causal depthwise convolution.  x [B,T,D], weight [D,W] with W from 2 to 4, bias [D], state [B,D,W-1] -> y
+    [B,T,D].  The state has the inputs before the first token, oldest first.  activation: None or "silu"."""
     activation = _choice("conv1d", "activation", _ACTIVATION, activation)
     return _call("conv1d", (x, weight, bias, state, cu_seqlens, seq_count), (activation,), final_state, False, slots,
                  starts_zero)
 
 
 def conv1d_step(x, weight, bias, state, *, activation=None, slots=None, tokens=None, commit=None, places=None):
-    """1 to 16 new tokens: as conv1d, with `state` updated in place.  slots, tokens, commit: as in wkv6_step.  state is
-    [B,D,S] with S of at least W - 1 inputs, in any strides.  With places [B] (int32) it is a ring: the next input of
-    element b goes to column places[b] modulo S."""
+    """Like conv1d, for 1 to 16 new tokens; updates `state` in place.  slots, tokens and commit are as in wkv6_step.
+    state is [B,D,S] with S of at least W - 1 inputs, in any strides.  With places [B] (int32) it is a ring: the next
+    input of element b goes to column places[b] modulo S."""
     activation = _choice("conv1d_step", "activation", _ACTIVATION, activation)
     return _step("conv1d", (x, weight, bias, state, slots, tokens, commit, places), (activation,))
 
 
 def wkv4(k, v, w, u=None, state=None, *, decay="raw", final_state=False, cu_seqlens=None, seq_count=None, segments=0,
          recompute=False):
-    """RWKV-4 time mixing, which never overflows.  k v [B,T,D], w u [D] (u None: 0), state [B,3,D] (None: 0) -> y [B,T,D].
-    decay: "raw", exp(-exp(w)) as RWKV-4 trains it, or "log", exp(w).  The state is RWKV-4's (a, b, p), sums of
-    exp(k - p) v and exp(k - p): zeros are no token yet.  The final state has b = 1, and b takes no gradient."""
+    """RWKV-4 time mixing, which never overflows.  k v [B,T,D], w u [D] (u None: 0), state [B,3,D] (None: 0) -> y
+    [B,T,D].  decay="raw": the decay is exp(-exp(w)), as RWKV-4 trains it.  decay="log": the decay is exp(w).  The state
+    is RWKV-4's (a, b, p), where a and b are sums of exp(k - p) v and exp(k - p).  A state of zeros means that no token
+    came before.  The final state has b = 1, and b takes no gradient."""
     return _call("wkv4", (k, v, w, u, state, cu_seqlens, seq_count),
                  (_choice("wkv4", "decay", _DECAY, decay), _int("wkv4", "segments", segments)), final_state, recompute)
 
 
 def wkv4_step(k, v, w, u, state, *, decay="raw", slots=None, tokens=None, commit=None):
-    """1 to 16 new tokens: as wkv4, with `state` updated in place.  slots, tokens, commit: as in wkv6_step."""
+    """Like wkv4, for 1 to 16 new tokens; updates `state` in place.  slots, tokens and commit are as in wkv6_step."""
     return _step("wkv4", (k, v, w, u, state, slots, tokens, commit),
                  (_choice("wkv4_step", "decay", _DECAY, decay), 0))
 
@@ -222,11 +230,11 @@ def wkv4_step(k, v, w, u, state, *, decay="raw", slots=None, tokens=None, commit
 def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, conv_state=None, state=None, *,
              state_size, groups=1, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
              slots=None, starts_zero=None, segments=0, recompute=False):
-    """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], rows of x [H,P], Bm [G,N]
-    and Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P],
-    z [B,T,H,P], conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups G.  final_state=True:
-    (y, conv_state, state).  The output of the convolution is not stored.  The next tokens: conv1d_step with SiLU and
-    ssd_step, on the two states."""
+    """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], whose rows are x [H,P], Bm
+    [G,N] and Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P], z
+    [B,T,H,P], conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups is G.  final_state=True
+    returns (y, conv_state, state).  The output of the convolution is not stored.  For the next tokens, call conv1d_step
+    with SiLU and ssd_step on the two states."""
     return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
                  (_int("conv_ssd", "state_size", state_size), _int("conv_ssd", "groups", groups),
                   _flag("conv_ssd", "softplus", softplus), *_dt_limit("conv_ssd", dt_limit),
@@ -236,9 +244,9 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
 def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,
             decay="raw", scale=1.0, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
             segments=0, recompute=False):
-    """wkv6 and ssd of one hybrid block, on the same tokens, in one call -> (y of wkv6, y of ssd), and with
-    final_state=True both states after them.  Tensors and options are as in wkv6 and ssd; the next tokens: wkv6_step and
-    ssd_step."""
+    """Computes wkv6 and ssd of one hybrid block, on the same tokens, in one call.  Returns (y of wkv6, y of ssd), and
+    with final_state=True also both states after them.  Tensors and options are as in wkv6 and ssd.  For the next
+    tokens, call wkv6_step and ssd_step."""
     options = (_choice("wkv_ssm", "decay", _DECAY, decay), _float("wkv_ssm", "scale", scale),
                _flag("wkv_ssm", "softplus", softplus),
                *_dt_limit("wkv_ssm", dt_limit), _int("wkv_ssm", "segments", segments))
@@ -247,32 +255,32 @@ def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, w
 
 
 def rmsnorm_linear(x, weight, gamma=None, beta=None, bias=None, *, norm="rms", eps=1e-5, recompute=False):
-    """RMSNorm or LayerNorm (norm="layer"), then a projection: (norm(x) gamma + beta) weight^T + bias.  x [...,D], weight
-    [O,D] of the dtype of x, gamma beta [D], bias [O] -> [...,O]."""
+    """RMSNorm or LayerNorm (norm="layer"), then a projection: (norm(x) gamma + beta) weight^T + bias.  x [...,D],
+    weight [O,D] in the dtype of x, gamma beta [D], bias [O] -> [...,O]."""
     options = (_choice("rmsnorm_linear", "norm", _NORM, norm), _float("rmsnorm_linear", "eps", eps))
     return _call("rmsnorm_linear", (x, weight, gamma, beta, bias), options, recompute=recompute)
 
 
 def norm_mix(a, b, gain_a=None, gain_b=None, residual=None, *, heads=1, eps=1e-5):
-    """residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  Each of
+    """Returns residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  Each of
     `heads` equal slices has its own mean square."""
     return _call("norm_mix", (a, b, gain_a, gain_b, residual), (_int("norm_mix", "heads", heads),
                                                                 _float("norm_mix", "eps", eps)))
 
 
 def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False, heads=1, eps=1e-5):
-    """(norm(x) gamma + beta) SiLU(z), or norm(x SiLU(z)) gamma + beta with gate_first.  x z [...,D], gamma beta [D].
-    Each of `heads` equal slices has its own norm."""
+    """Returns (norm(x) gamma + beta) SiLU(z), or norm(x SiLU(z)) gamma + beta with gate_first.  x z [...,D], gamma beta
+    [D].  Each of `heads` equal slices has its own norm."""
     norm = _choice("norm_gate", "norm", _NORM, norm)
     return _call("norm_gate", (x, z, gamma, beta), (norm, _flag("norm_gate", "gate_first", gate_first),
                                                     _int("norm_gate", "heads", heads), _float("norm_gate", "eps", eps)))
 
 
 def add_norm(x, residual=None, gamma=None, beta=None, *, norm="rms", eps=1e-5, sum_in_fp32=False, reads_sum=False):
-    """(y, sum), where sum = x + residual and y = norm(sum) gamma + beta.  x residual [...,D], gamma beta [D].  The norm
-    reads the sum before it is rounded.  y is of the dtype of x.  sum is float32 if residual is or with sum_in_fp32, else
-    of the dtype of x.  Gradients pass through both.  reads_sum: backward reads the sum, rounded, and the call keeps
-    neither x nor residual for it."""
+    """Returns (y, sum), where sum = x + residual and y = norm(sum) gamma + beta.  x residual [...,D], gamma beta [D].
+    The norm reads the sum before it is rounded.  y has the dtype of x.  sum is float32 if residual is float32 or if
+    sum_in_fp32 is set; otherwise it has the dtype of x.  Gradients pass through both.  With reads_sum, backward reads
+    the rounded sum, and the call saves neither x nor residual."""
     sum_dtype = c.GT_F32 if _flag("add_norm", "sum_in_fp32", sum_in_fp32) else c.GT_DTYPE_DEFAULT
     if sum_dtype and isinstance(residual, torch.Tensor) and residual.is_floating_point():
         residual = residual.float()

@@ -135,7 +135,7 @@ class Engine:
             self.names["pool"] = in_place + packed + ("slots", "starts_zero")
         if operator.decays:  # for batches without packed sequences: see distributed.py
             self.names.update(segment=inputs, segment_backward=("dy",) + inputs)
-        # For each call, how to convert each tensor, see convert(); "-": not at all.
+        # How each call converts its tensors: one letter for each, see convert().  "-" means no conversion.
         kinds = "".join(tensor.kind for tensor in operator.tensors)
         self.kinds = {"infer": kinds + "i" * len(packed)}
         kinds = kinds[:len(inputs) - self.state_count] + "-" * self.state_count
