@@ -558,7 +558,7 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
  * is 1 if the step after t->steps had begun. */
 static gt_status lose_device(trainer *t, gt_status status, int in_step) {
     const hy_options *o = &t->options;
-    char reason[480], way[HY_TEXT_MAX + 64] = "";
+    char reason[480], way[HY_TEXT_MAX + 128] = "";
     if (status != GT_ERROR_CUDA) return status;
     t->has_lost_device = 1;
     snprintf(reason, sizeof reason, "%s", hy_last_error());

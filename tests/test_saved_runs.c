@@ -1005,7 +1005,7 @@ static void check_device_resume(const char *dtype, const char *options, double t
     CHECK(number_of("c.st", "run.steps") > 4);
     CHECK(says(2, "--resume b.st --seed 4", "seed: 4 differs from 1, the value in b.st", ""));
     snprintf(line, sizeof line, "--resume b.st --dtype %s --device cuda", strcmp(dtype, "f16") ? "f16" : "bf16");
-    CHECK(says(2, line, "dtype: ", "of b.st"));
+    CHECK(says(2, line, "dtype: ", "the value in b.st"));
 }
 
 /* A run on the device must resume bit for bit in every dtype.  The CPU must be able to resume it, too. */
