@@ -513,7 +513,7 @@ static void test_nccl_faults(void) {
     /* A single process has no other rank to notice the stall, so its own alarm ends it. */
     setenv("HY_NCCL", "hang 0 4", 1);
     CHECK(
-        says(1, ON_GPU "--nccl on --stall-timeout 2", "hybrid_train: no progress for 2 s; last progress: step 4", ""));
+        says(1, ON_GPU "--nccl on --stall-timeout 8", "hybrid_train: no progress for 8 s; last progress: step 4", ""));
     unsetenv("HY_NCCL");
 }
 
