@@ -110,8 +110,11 @@ GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b
         const int t = t0 + i - BEFORE;
         const int64_t at = first + t - start; /* index in the sequence */
         const uint32_t value = at >= 0 && t < tokens ? load(t) : 0;
-        of.e[i][0] = at >= 0 ? E::lo(value) : conv1d::state_input(conv, row, channel, (int)at);
-        of.e[i][1] = at >= 0 ? E::hi(value) : conv1d::state_input(conv, row, channel + 1, (int)at);
+        /* without made_here more addresses would spill for N = 256 */
+        of.e[i][0] =
+            at >= 0 ? E::lo(value) : conv1d::state_input(conv, row, channel + made_here(0), made_here((int)at));
+        of.e[i][1] =
+            at >= 0 ? E::hi(value) : conv1d::state_input(conv, row, channel + made_here(1), made_here((int)at));
     }
     GT_NO_UNROLL
     for (int t = t0; t < t0 + Tile::OWN; t += LOADED) {
