@@ -20,8 +20,8 @@
  * GRID: strands * ceil(D / 32).
  * SHARED MEMORY: two stages of k, v and dy, 12 KB, or 24 KB in fp32; shares and e, 20 KB.  While a warp computes one
  * chunk, it copies the next one: 6 KB are in flight per warp.
- * REGISTERS: 24 loaded values, a state, M and L, and sums; 128 in all.
- * ISSUE SLOTS per token and channel: forwards 30, backwards 32.  The special function unit takes 4 of them, 8 clocks
+ * REGISTERS: 32 or 56 loaded values, a state, M and L, and sums; 165 in all.
+ * ISSUE SLOTS per token and channel: forwards 26, backwards 32.  The special function unit takes 3 of them, 8 clocks
  * each.  B = 8 with D = 2048 gives one warp per scheduler.  In the time that the bytes need, a scheduler has 62 slots
  * per token.
  * BYTES per token and channel, bf16: k, v, dy, dv and dk 2 each; a checkpoint 12 / 32.
