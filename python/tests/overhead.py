@@ -1,11 +1,13 @@
 """overhead.py [cuda|cpu]: measures the overhead of each operator in host microseconds.
 
-It times a forward call under no_grad and with autograd, beyond the time of the C call, and a backward call.  Tensors
-are tiny and launches are asynchronous, so it measures the time of the host thread.  It times each C call through
+It times a forward call under no_grad and with autograd, beyond the time of the C call, and a backward call.  Beside
+them it times the apply of a bare torch.autograd.Function, which saves the same tensors and returns an empty one.
+Tensors are tiny and launches are asynchronous, so it measures the time of the host thread.  It times each C call through
 ctypes, with the struct already made.  The C call for autograd saves arrays for backward, the one for no_grad does not.
-Each number is the minimum of many."""
+Each number is the median of 1,000 calls.  Calls of one operator take turns, so other load affects them alike."""
 
 import ctypes
+import statistics
 import sys
 import time
 
@@ -26,18 +28,28 @@ def prepared(op, tensors):
     return lambda: function(*values, **options)
 
 
-def microseconds(work, runs=50, rounds=100):
-    """Returns the smallest mean of all rounds.  It is closest to the true time, because other load on the machine only
-    adds time."""
-    times = []
-    for _ in range(rounds):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(runs):
+class Bare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *tensors):
+        ctx.save_for_backward(*tensors)
+        return torch.empty_like(tensors[0])
+
+    @staticmethod
+    def backward(ctx, dy):
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors)
+
+
+def medians(*works, count=1000):
+    """The median of `count` calls of each function, in microseconds."""
+    times = [[] for _ in works]
+    for i in range(count + 20):
+        for work, own in zip(works, times):
+            start = time.perf_counter()
             work()
-        times.append((time.perf_counter() - start) / runs * 1e6)
-    return min(times)
+            own.append(time.perf_counter() - start)
+        if i % 20 == 0 and torch.cuda.is_available():
+            torch.cuda.synchronize()
+    return [statistics.median(own[20:]) * 1e6 for own in times]
 
 
 def c_call(op, tensors):
@@ -67,23 +79,23 @@ def c_call(op, tensors):
 def main():
     device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
     print(f"{device}, PyTorch {torch.__version__}: microseconds of a call; what PyTorch adds is beside it")
-    print(f"{'operator':<15} {'C call':>7} {'no_grad':>14} {'C call':>7} {'autograd':>14} {'backward':>9}")
+    print(f"{'operator':<15} {'C call':>7} {'no_grad':>14} {'C call':>7} {'autograd':>14} {'bare':>6} {'share':>6} "
+          f"{'backward':>9}")
     for op in INPUTS:
         tensors = make(op, device, torch.bfloat16, T=1, B=1)
         call = prepared(op, tensors)
+        leaves = list(tensors.values())
         with torch.no_grad():
             direct, keep = c_call(op, tensors)
-            infer = microseconds(direct)
-            plain = microseconds(call)
+            infer, plain = medians(direct, call)
         direct, keep = c_call(op, tensors)
-        base = microseconds(direct)
-        graph = microseconds(call)
+        base, graph, bare = medians(direct, call, lambda: Bare.apply(*leaves))
         y = call()
         y = y[0] if isinstance(y, tuple) else y
-        leaves, dy = list(tensors.values()), torch.ones_like(y)
-        backward = microseconds(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True, allow_unused=True))
+        dy = torch.ones_like(y)
+        (backward,) = medians(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True, allow_unused=True))
         print(f"{op:<15} {infer:7.1f} {plain:7.1f} {plain - infer:+6.1f} {base:7.1f} {graph:7.1f} {graph - base:+6.1f} "
-              f"{backward:9.1f}")
+              f"{bare:6.1f} {(graph - base) / bare:6.2f} {backward:9.1f}")
 
 
 if __name__ == "__main__":
