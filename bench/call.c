@@ -69,7 +69,13 @@ static int reads_y(const bench_call *c) {
     return is_asked || (c->machine->has_saved && i >= 0 && !test_is_absent(&c->row, &c->op->tensors[i]));
 }
 
+static gt_view view_of(const bench_call *c, const gt_tensor *t) { return gt_view_of(c->op, t, &c->filled, &c->dims); }
+
+/* Snapshots are outputs of forward, but no row asks for them. */
+static int is_snapshot(const gt_tensor *t) { return t->kind == 'n'; }
+
 static int is_used(const bench_call *c, const gt_tensor *t) {
+    if (is_snapshot(t)) return 0;
     if (c->pass == GT_BACKWARD && gt_use(t, GT_FORWARD) == 'O') return gt_use(t, c->pass) != '-' && reads_y(c);
     int is_required = strchr("IOs", gt_use(t, c->pass)) != NULL && strcmp(t->name, "state_scale");
     return gt_use(t, c->pass) != '-' && (is_required || !test_is_absent(&c->row, t));
@@ -80,8 +86,6 @@ static int is_moved(const bench_call *c, const gt_tensor *t) {
     const char *unread = c->functions->unread_with_y;
     return is_used(c, t) && !(c->pass == GT_BACKWARD && unread && reads_y(c) && test_is_word_of(unread, t->name));
 }
-
-static gt_view view_of(const bench_call *c, const gt_tensor *t) { return gt_view_of(c->op, t, &c->filled, &c->dims); }
 
 static size_t view_bytes(const gt_view *v) {
     int64_t bytes = v->element;
@@ -179,7 +183,7 @@ static gt_status run_forward(bench_call *c) {
     for (int i = 0; c->op->tensors[i].name; i++) {
         const gt_tensor *t = &c->op->tensors[i];
         gt_view v = view_of(c, t);
-        if (gt_use(t, GT_FORWARD) != 'O' || is_used(c, t)) continue;
+        if (gt_use(t, GT_FORWARD) != 'O' || is_snapshot(t) || is_used(c, t)) continue;
         outputs[i] = m->allocate(view_bytes(&v));
         set_pointer(&args, t->offset, outputs[i]);
     }

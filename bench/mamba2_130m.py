@@ -11,7 +11,9 @@ Each implementation runs in a process of its own, because transformers binds its
     gt_kernels.nn  the model of python/examples/mamba2.py, only for decoding
 
 All have the same random weights.  Before anything is timed, the logits of a text and the gradient of its loss are
-compared with those of transformers' plain code in fp32.  An implementation that differs gives a comment, and no time.
+compared with those of transformers' plain code, in fp32 and for a model of 4 layers.  An implementation that differs
+gives a comment, and no time.  Random weights enlarge differences from layer to layer, and 24 layers enlarge those of
+bf16 to a third of the logits.
 
 step is a training step: autocast to bf16, loss, gradient and AdamW.  inf is a forward call in bf16 under no_grad.
 decode is one token of greedy generation in bf16: the time of generate() with 65 new tokens less its time with one, over
@@ -36,29 +38,28 @@ import torch.nn.functional as F
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..')
 IMPLS = ('gt_kernels', 'mamba_ssm', 'gt_kernels.nn')
-LIMIT = {torch.float32: 1e-4, torch.bfloat16: 4e-2}  # of differences from the plain code in fp32
+LIMIT = 1e-2  # of differences from the plain code in fp32; mamba_ssm multiplies in tf32
 NEW = 64  # tokens that are timed in decoding
 HEADING = 'model,impl,pass,dtype,batch,seq,latency_ms,tokens_per_s,peak_mib,kernels,difference'
 
 
-def configuration(small, layers=None):
+def configuration(small, layers):
     from transformers import Mamba2Config
     if small:
         sizes = dict(hidden_size=64, num_heads=8, head_dim=16, state_size=16, vocab_size=64)
     else:
         sizes = dict(hidden_size=768, num_heads=24, head_dim=64, state_size=128, vocab_size=50288)
-    layers = (2 if small else 24) if layers is None else layers
     return Mamba2Config(n_groups=1, num_hidden_layers=layers, tie_word_embeddings=True, use_cache=True, pad_token_id=0,
                         bos_token_id=0, eos_token_id=None, **sizes)
 
 
-def transformers_model(args, layers=None):
+def transformers_model(args, layers=24):
     from transformers import Mamba2ForCausalLM
     torch.manual_seed(1)
     return Mamba2ForCausalLM(configuration(args.check, layers)).to(args.device)
 
 
-def nn_model(args, layers=None):
+def nn_model(args, layers=24):
     """The model of python/examples/mamba2.py, with the weights of transformers' model."""
     model = mamba2.Model(configuration(args.check, layers).to_dict())
     model.load_state_dict(transformers_model(args, layers).state_dict())
@@ -75,16 +76,16 @@ def logits_of(model, tokens):
     return (result if torch.is_tensor(result) else result.logits).float()
 
 
-def judge(model, args, dtype):
+def judge(make, args):
     """Logits of a short text, and the gradient of the embedding if the model trains."""
-    tokens = ids(args, 2, 64 if args.check else 320)
-    with torch.autocast(args.device, dtype, enabled=dtype != torch.float32):
-        logits = logits_of(model, tokens)
+    model, tokens = make(args, 4), ids(args, 2, 320)
+    if make is nn_model:
+        model = model.eval().requires_grad_(False)
+    logits = logits_of(model, tokens)
     answers = [logits.detach().cpu()]
     if logits.requires_grad:
         F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
         answers.append(next(model.parameters()).grad.float().cpu())
-        model.zero_grad(set_to_none=True)
     return answers
 
 
@@ -143,18 +144,17 @@ def run(args):
     else:
         from gt_kernels import compat
         compat.install()
-    model = nn_model(args) if is_nn else transformers_model(args)
-    dtype = torch.float32 if args.check else torch.bfloat16
-    if is_nn:
-        model = model.to(dtype).eval().requires_grad_(False)
-    error = difference(judge(model, args, torch.float32 if is_nn else dtype), torch.load(args.plain))
-    if not error <= LIMIT[dtype]:
-        print(f'# {args.impl}: differs from the plain code by {error:.1e}; the limit is {LIMIT[dtype]:.0e}', flush=True)
+    make = nn_model if is_nn else transformers_model
+    error = difference(judge(make, args), torch.load(args.plain))
+    print(f'# {args.impl}: differs from the plain code by {error:.1e}; the limit is {LIMIT:.0e}', flush=True)
+    if not error <= LIMIT:
         return 1
     if args.check:
-        print(f'# {args.impl}: differs from the plain code by {error:.1e}', flush=True)
-        generate(model.eval(), ids(args, 2, 8), 3)
+        generate(make(args, 2).eval(), ids(args, 2, 8), 3)
         return 0
+    dtype, model = torch.bfloat16, make(args)
+    if is_nn:
+        model = model.to(dtype).eval().requires_grad_(False)
 
     def row(name, batch, seq, ms, tokens, kernels=''):
         peak = torch.cuda.max_memory_allocated() / 2**20
@@ -186,7 +186,7 @@ def run(args):
         torch.cuda.reset_peak_memory_stats()
         ms = (median_ms(args, lambda: generate(model, tokens, 1 + NEW), 5, 15)
               - median_ms(args, lambda: generate(model, tokens, 1), 5, 15)) / NEW
-        half = (nn_model if is_nn else transformers_model)(args, 12).to(dtype).eval()
+        half = make(args, 12).to(dtype).eval()
         kernels = (count_kernels(model, tokens) - count_kernels(half, tokens)) / 12
         row('decode', batch, 32, ms, batch, f'{kernels:.1f}')
     return 0
@@ -199,7 +199,7 @@ def plain_answers(args):
             print(f'# plain: the environment has {name}, so there is no plain code to compare with')
             return 1
     torch.backends.cudnn.allow_tf32 = False
-    torch.save(judge(transformers_model(args), args, torch.float32), args.plain)
+    torch.save(judge(transformers_model, args), args.plain)
     return 0
 
 

@@ -1,5 +1,6 @@
 # check_bench.sh GT_BENCH: if gt_bench cannot write, it ends with status 1 and a message; it never overwrites a file
-# that it compares with.  The floor of add_norm's backward counts the arrays that each form of it moves.
+# that it compares with.  All rows of twins run.  The floor of add_norm's backward counts the arrays that each form of it
+# moves.
 # shellcheck disable=SC2016,SC2034 # expect expands its arguments
 set -u
 case $1 in
@@ -43,6 +44,12 @@ cp rows.csv before.csv
 ln -s rows.csv link.csv
 expect 2 'would overwrite' '"$bench" --filter none --csv link.csv --peers rows.csv >out.txt'
 cmp rows.csv before.csv || failures=1
+
+"$bench" --quick --filter ref >out.txt || {
+    failures=1
+    echo "FAIL: rows of twins"
+    grep FAIL out.txt
+}
 
 # In fp32, 4 arrays of M x D and 2 of D with the stored sum; 5 and 2 from x and residual.
 "$bench" --quick --filter 'add_norm bwd ref f32' --csv sums.csv >out.txt || failures=1
