@@ -18,9 +18,8 @@ bf16 to a third of the logits.
 step is a training step: autocast to bf16, loss, gradient and AdamW.  inf is a forward call in bf16 under no_grad.
 decode is one token of greedy generation in bf16: the time of generate() with 65 new tokens less its time with one, over
 64.  latency_ms is the median of the runs.  kernels is the number of kernels in a layer per token of decoding, from
-PyTorch's profiler: all kernels of a token but those outside the layers, which a model without layers counts.
-peak_mib is the most memory that PyTorch's tensors had
-at once.
+PyTorch's profiler: the difference between models of 24 and of 12 layers, over 12.  peak_mib is the most memory that
+PyTorch's tensors had at once.
 
 --peers names a folder with mamba_ssm and causal_conv1d, because transformers uses these packages wherever it finds
 them: the environment itself must not have them."""
