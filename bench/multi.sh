@@ -80,7 +80,7 @@ row() {
         train "$2" "$3" --batch "$4" --steps "$steps" --csv "$work/steps" || return
         speed=$(sed -n 's/^speed.*: \([0-9,]*\) tokens.*/\1/p' "$work/log" | tr -d ,)
         [ -n "$speed" ] || speed=$(awk -F, -v from=$((steps / 2)) \
-            '$1 > from && $9 > 0 { time += 1 / $9; n++ } END { printf "%.0f", (n ? n / time : 0) }' "$work/steps")
+            'NR > 1 && $1 > from && $9 > 0 { time += 1 / $9; n++ } END { printf "%.0f", (n ? n / time : 0) }' "$work/steps")
         waiting=$(sed -n 's/^waiting *\([0-9.]*\) %.*/\1/p' "$work/log")
         transport=$(sed -n 's/^gradients *added up by \([A-Z]*\) *\([0-9.]*\).*/\1 \2/p' "$work/log" | sed 's/ *$//')
         awk -v s="$speed" -v head="$prefix$1,$2,${transport:-none},$4,$seq" -v tokens=$(($4 * seq)) -v waiting="$waiting" \

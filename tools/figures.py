@@ -314,6 +314,35 @@ def texts():
               for pass_ in ('inf', 'fwd+bwd')]
     yield seeds, f'As graphs `gt_kernels.torch` takes {graphs[0]} and {graphs[1]} ms'
 
+    yield seeds, beside('HY 24x2048', 'inf', 'eager').format(' as fast in inference')
+    hy = [whole_models.find(model='HY 24x2048', pass_=pass_, launch='graph', impl='gt_kernels.torch')
+          for pass_ in ('inf', 'fwd+bwd')]
+    yield seeds, (f"As graphs `gt_kernels.torch` takes {significant(float(hy[0]['latency_ms']), 3)} ms, and "
+                  f"{significant(float(hy[1]['latency_ms']), 3)} ms in forward and backward ({whole(hy[1]['peak_mib'])} MiB)")
+
+    def speeds(launch, impl='gt_kernels.torch'):
+        rows = [whole_models.find(model=f'Mamba-2 {size}', pass_='inf', seq='2048', launch=launch, impl=impl)
+                for size in ('130M', '1.4B', '2.8B')]
+        return '{}, {} and {}'.format(*(f"{int(float(row['tokens_per_s'])):,}" for row in rows))
+
+    yield seeds, (f"as graphs: {speeds('graph')} tokens/s; started from Python {speeds('eager')}; "
+                  f"plain PyTorch {speeds('eager', 'plain PyTorch')}")
+    long = whole_models.find(model='Mamba-2 2.8B', seq='8192', launch='graph', impl='gt_kernels.torch')
+    yield seeds, f"2.8B with 8192 tokens: {int(float(long['tokens_per_s'])):,} tokens/s"
+    plain_, own = (whole_models.find(model='Mamba-2 130M', pass_='fwd+bwd', launch=launch, impl=impl)
+                   for launch, impl in (('eager', 'plain PyTorch'), ('graph', 'gt_kernels.torch')))
+    yield seeds, (f"{int(float(own['tokens_per_s'])):,} tokens/s as graphs; plain PyTorch "
+                  f"{int(float(plain_['tokens_per_s']))} ({significant(float(plain_['latency_ms']), 3)} to "
+                  f"{significant(float(own['latency_ms']), 3)} ms, {whole(plain_['peak_mib'])} to {whole(own['peak_mib'])} MiB)")
+
+    # ---- retrieval ----
+    found = {}
+    for row in Rows('h200_needle.csv').rows:
+        found.setdefault((row['model'], int(row['length'])), []).append(100 * float(row['share']))
+    for (name, length), shares in found.items():
+        yield training, (f'| {length:,} | `{name}` | ' + ' | '.join(f'{share:.0f}' for share in shares) +
+                         f' | {sum(shares) / len(shares):.0f} |')
+
     # ---- the selective scan in JAX ----
     jax = Rows('h200_jax.csv')
     scan = {(impl, pass_): jax.find(op='selective_scan', pass_=pass_, impl=impl, dtype='f32', shape='B8 T2048 D1024 N16')
