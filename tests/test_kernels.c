@@ -155,10 +155,13 @@ static gt_status give_workspace(call *k, const test_op *op, gt_pass pass, test_a
     return GT_OK;
 }
 
+/* Whether backward of an operator can take something from forward: `saved`, or an output. */
+static int can_read_forward(const test_op *op) { return op->table()->fields.saved || op->reads_y; }
+
 static gt_status give_saved(call *k, const test_op *op, test_args *args) {
     gt_workspace need;
     gt_status status = op->table()->calls.workspace(args, &need);
-    if (status != GT_OK) return status;
+    if (status != GT_OK || !op->table()->fields.saved) return status;
     if (need.saved) k->saved = k->buffers;
     put_pointer(args, op->table()->fields.saved, scratch(k, need.saved));
     memcpy((char *)args + op->table()->fields.saved_bytes, &need.saved, sizeof need.saved);
@@ -226,7 +229,7 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
         k->job.bytes = bytes;
         note_sequences(k, op, &mine);
     }
-    if (status == GT_OK && mode->gives_saved && op->table()->fields.saved && pass <= GT_BACKWARD) {
+    if (status == GT_OK && mode->gives_saved && can_read_forward(op) && pass <= GT_BACKWARD) {
         if (op->reads_y && pass == GT_BACKWARD) put_int(&mine, op->reads_y, 1);
         status = give_saved(k, op, &mine);
         forward = mine;
@@ -329,7 +332,7 @@ static double twice(const test_case *c) {
     return 2 * test_op_of(c->op)->kernels.activations[dtype];
 }
 
-static int has_saved(const test_case *c) { return test_table(c)->fields.saved != 0; }
+static int has_saved(const test_case *c) { return can_read_forward(test_op_of(c->op)); }
 
 static void set_segments(test_case *c, int64_t segments) {
     size_t offset = test_table(c)->fields.segments;

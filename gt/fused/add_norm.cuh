@@ -10,6 +10,8 @@
  * bytes per element, if all tensors have 16 bits: forward 8 (x, residual, sum, y), backward 8 (sum, dy, dsum, dx).
  * registers: forward 8 GROUPS values of v, and loads.  Backward 8 GROUPS values each of v, dgamma and dbeta, and loads.
  * With one group a block loads its next row before it sums the current row, and backward also keeps gamma.
+ * LEAN kernels serve RMSNorm of 16 bits without beta, which most models have: fewer sums over a row, and in backward
+ * half the registers, so that twice as many warps hide the time of a sum.
  * Sums over a row: a thread's elements in order, then slice_sum.  Sums over rows: a block's rows in order, then blocks
  * by reduce_rows.  All orders are fixed, so results are deterministic. */
 #ifndef GT_FUSED_ADD_NORM_CUH
@@ -48,28 +50,30 @@ struct Params {
     float *dgamma, *dbeta; /* partial sums [blocks,D]; NULL: not computed */
 };
 
-/* Eight adjacent elements as they are in memory. */
+/* Eight adjacent elements as they are in memory.  LEAN: the elements have 16 bits. */
+template <bool LEAN>
 struct Raw {
-    uint4 first, second; /* second: only of fp32 */
+    uint4 words[LEAN ? 1 : 2]; /* the second: only of fp32 */
 
     GT_METHOD void load(const void* data, gt_dtype dtype, int64_t at, bool exists) {
-        first = second = {0, 0, 0, 0};
+        words[0] = words[LEAN ? 0 : 1] = {0, 0, 0, 0};
         if (!data || !exists) return;
-        if (dtype == GT_F32) {
+        if (!LEAN && dtype == GT_F32) {
             const float* from = static_cast<const float*>(data) + at;
-            first = ldg<uint4>(from), second = ldg<uint4>(from + 4);
+            words[0] = ldg<uint4>(from), words[LEAN ? 0 : 1] = ldg<uint4>(from + 4);
         } else {
-            first = ldg<uint4>(static_cast<const uint16_t*>(data) + at);
+            words[0] = ldg<uint4>(static_cast<const uint16_t*>(data) + at);
         }
     }
 
     GT_METHOD void get(gt_dtype dtype, float (&x)[EIGHT]) const {
-        const uint32_t words[EIGHT] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+        const uint4 first = words[0], second = words[LEAN ? 0 : 1];
+        const uint32_t all[EIGHT] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
         GT_UNROLL
         for (int i = 0; i < EIGHT; i++) {
-            const uint32_t pair = words[i / 2];
-            if (dtype == GT_F32)
-                x[i] = as_float(words[i]);
+            const uint32_t pair = all[i / 2];
+            if (!LEAN && dtype == GT_F32)
+                x[i] = as_float(all[i]);
             else if (dtype == GT_BF16)
                 x[i] = i % 2 ? unpack_bf16_hi(pair) : unpack_bf16_lo(pair);
             else
@@ -78,9 +82,10 @@ struct Raw {
     }
 };
 
+template <bool LEAN>
 GT_DEV void store_eight(void* data, gt_dtype dtype, int64_t at, const float (&x)[EIGHT]) {
     if (!data) return;
-    if (dtype == GT_F32) {
+    if (!LEAN && dtype == GT_F32) {
         float* to = static_cast<float*>(data) + at;
         stg<float4>(to, float4{x[0], x[1], x[2], x[3]});
         stg<float4>(to + 4, float4{x[4], x[5], x[6], x[7]});
@@ -110,37 +115,37 @@ struct Block {
 /* Returns the index in the row of the first element of a thread's group k. */
 GT_DEV int group_at(int k) { return EIGHT * (k * (int)block_threads() + thread_id()); }
 
-/* The loaded values that make up v of a row: x and residual, or sum alone. */
-template <int GROUPS>
+/* The loaded values that make up v of a row: x and residual, or sum alone.  FROM_SUM: always sum. */
+template <int GROUPS, bool LEAN, bool FROM_SUM>
 struct RawRow {
-    Raw x[GROUPS], residual[GROUPS];
+    Raw<LEAN> x[GROUPS], residual[FROM_SUM ? 1 : GROUPS];
 
     GT_METHOD void load(const Params& p, int64_t m) {
         GT_UNROLL
         for (int k = 0; k < GROUPS; k++) {
             const int at = group_at(k);
-            if (p.sum_in) {
+            if (FROM_SUM || p.sum_in) {
                 x[k].load(p.sum_in, p.sum_dtype, m * p.sum_stride + at, at < p.D);
             } else {
                 x[k].load(p.x, p.dtype, m * p.x_stride + at, at < p.D);
-                residual[k].load(p.residual, p.sum_dtype, m * p.residual_stride + at, at < p.D);
+                residual[FROM_SUM ? 0 : k].load(p.residual, p.sum_dtype, m * p.residual_stride + at, at < p.D);
             }
         }
     }
     GT_METHOD void get(const Params& p, int k, float (&v)[EIGHT]) const {
-        x[k].get(p.sum_in ? p.sum_dtype : p.dtype, v);
-        if (p.sum_in || !p.residual) return;
+        x[k].get(FROM_SUM || p.sum_in ? p.sum_dtype : p.dtype, v);
+        if (FROM_SUM || p.sum_in || !p.residual) return;
         float added[EIGHT];
-        residual[k].get(p.sum_dtype, added);
+        residual[FROM_SUM ? 0 : k].get(p.sum_dtype, added);
         GT_UNROLL
         for (int i = 0; i < EIGHT; i++) v[i] += added[i];
     }
 };
 
 /* LayerNorm: replaces v by v - mean(v) inside the row.  Elements outside of the row stay 0. */
-template <int GROUPS>
+template <int GROUPS, bool LEAN>
 GT_DEV void center(const Params& p, Block& block, float (&v)[GROUPS][EIGHT]) {
-    if (!p.is_layer) return;
+    if (LEAN || !p.is_layer) return;
     float sums[1] = {};
     GT_UNROLL
     for (int k = 0; k < GROUPS; k++) GT_UNROLL
@@ -152,7 +157,7 @@ GT_DEV void center(const Params& p, Block& block, float (&v)[GROUPS][EIGHT]) {
 }
 
 GT_DEV void load_parameter(const Params& p, const float* data, float missing, int k, float (&x)[EIGHT]) {
-    Raw raw;
+    Raw<false> raw;
     raw.load(data, GT_F32, group_at(k), group_at(k) < p.D);
     raw.get(GT_F32, x);
     GT_UNROLL
@@ -160,16 +165,33 @@ GT_DEV void load_parameter(const Params& p, const float* data, float missing, in
         if (!data) x[i] = missing;
 }
 
-/* With one group a block loads its next row while it sums the current row.  Two groups leave no registers for that. */
+/* Returns 1 / sqrt(mean(v^2) + eps) of RMSNorm, from the sum of v^2.  Only a sum near overflow needs the second sum of
+ * norm::rstd_of. */
 template <int GROUPS>
+GT_DEV float lean_rstd(const Params& p, Block& block, const float (&v)[GROUPS][EIGHT], float square) {
+    float squares[2] = {square, 0.0f};
+    if (!(square < 0x1p126f)) { /* the same in all threads */
+        float sums[2] = {};
+        GT_UNROLL
+        for (int k = 0; k < GROUPS; k++) GT_UNROLL
+        for (int i = 0; i < EIGHT; i++) norm::add_square(sums, v[k][i]);
+        block.sum<Rows>(sums);
+        squares[1] = sums[1];
+    }
+    return norm::rstd_of(squares, p.inverse, 0.0f, p.eps);
+}
+
+/* With one group a block loads its next row while it sums the current row.  Two groups leave no registers for that.
+ * LEAN: RMSNorm without beta, all tensors of 16 bits. */
+template <int GROUPS, bool LEAN>
 GT_KERNEL(norm::MAX_LANES, 2)
 forward_kernel(const GT_GRID_CONSTANT Params p) {
     constexpr bool AHEAD = GROUPS == 1;
     Block block;
-    RawRow<GROUPS> next;
+    RawRow<GROUPS, LEAN, false> next;
     if (AHEAD && block_x() < p.M) next.load(p, block_x());
     for (int64_t m = block_x(); m < p.M; m += grid_x()) {
-        RawRow<GROUPS> raw;
+        RawRow<GROUPS, LEAN, false> raw;
         if (AHEAD) {
             raw = next;
             if (m + grid_x() < p.M) next.load(p, m + grid_x());
@@ -180,35 +202,45 @@ forward_kernel(const GT_GRID_CONSTANT Params p) {
         GT_UNROLL
         for (int k = 0; k < GROUPS; k++) {
             raw.get(p, k, v[k]);
-            if (group_at(k) < p.D) store_eight(p.sum, p.sum_dtype, m * p.sum_stride + group_at(k), v[k]);
+            if (group_at(k) < p.D) store_eight<LEAN>(p.sum, p.sum_dtype, m * p.sum_stride + group_at(k), v[k]);
         }
-        center(p, block, v);
-        float sums[3] = {}; /* two sums of add_square(v - mean), then the mean of v - mean */
-        GT_UNROLL
-        for (int k = 0; k < GROUPS; k++) GT_UNROLL
-        for (int i = 0; i < EIGHT; i++) {
-            norm::add_square(sums, v[k][i]);
-            if (p.is_layer) sums[2] += v[k][i] * p.inverse;
+        center<GROUPS, LEAN>(p, block, v);
+        float shift = 0.0f, rstd;
+        if constexpr (LEAN) {
+            float sums[1] = {};
+            GT_UNROLL
+            for (int k = 0; k < GROUPS; k++) GT_UNROLL
+            for (int i = 0; i < EIGHT; i++) sums[0] += v[k][i] * v[k][i];
+            block.sum<Rows>(sums);
+            rstd = lean_rstd(p, block, v, sums[0]);
+        } else {
+            float sums[3] = {}; /* two sums of add_square(v - mean), then the mean of v - mean */
+            GT_UNROLL
+            for (int k = 0; k < GROUPS; k++) GT_UNROLL
+            for (int i = 0; i < EIGHT; i++) {
+                norm::add_square(sums, v[k][i]);
+                if (p.is_layer) sums[2] += v[k][i] * p.inverse;
+            }
+            block.sum<Rows>(sums);
+            shift = sums[2], rstd = norm::rstd_of(sums, p.inverse, shift, p.eps);
         }
-        block.sum<Rows>(sums);
-        const float shift = sums[2], rstd = norm::rstd_of(sums, p.inverse, shift, p.eps);
         GT_UNROLL
         for (int k = 0; k < GROUPS; k++) {
             float gamma[EIGHT], beta[EIGHT];
             load_parameter(p, p.gamma, 1.0f, k, gamma);
-            load_parameter(p, p.beta, 0.0f, k, beta);
+            load_parameter(p, LEAN ? nullptr : p.beta, 0.0f, k, beta);
             GT_UNROLL
             for (int i = 0; i < EIGHT; i++) v[k][i] = (v[k][i] - shift) * rstd * gamma[i] + beta[i];
-            if (group_at(k) < p.D) store_eight(p.y, p.dtype, m * p.y_stride + group_at(k), v[k]);
+            if (group_at(k) < p.D) store_eight<LEAN>(p.y, p.dtype, m * p.y_stride + group_at(k), v[k]);
         }
     }
 }
 
 /* The loaded values of a row in backward. */
-template <int GROUPS>
+template <int GROUPS, bool LEAN>
 struct RawGradients {
-    RawRow<GROUPS> v;
-    Raw dy[GROUPS], dsum[GROUPS];
+    RawRow<GROUPS, LEAN, LEAN> v;
+    Raw<LEAN> dy[GROUPS], dsum[GROUPS];
 
     GT_METHOD void load(const Params& p, int64_t m) {
         v.load(p, m);
@@ -216,8 +248,11 @@ struct RawGradients {
         for (int k = 0; k < GROUPS; k++) {
             const int at = group_at(k);
             dy[k].load(p.dy, p.dtype, m * p.dy_stride + at, at < p.D);
-            dsum[k].load(p.dsum, p.sum_dtype, m * p.dsum_stride + at, at < p.D);
+            if (!LEAN) load_dsum(p, m, k);
         }
+    }
+    GT_METHOD void load_dsum(const Params& p, int64_t m, int k) {
+        dsum[k].load(p.dsum, p.sum_dtype, m * p.dsum_stride + group_at(k), group_at(k) < p.D);
     }
 };
 
@@ -227,6 +262,9 @@ template <class Real>
 struct RowSlope {
     Real shift, rstd, slope, mean_d;
 
+    GT_METHOD RowSlope(Real rstd_, Real product, Real inverse) : shift(0), rstd(rstd_), mean_d(0) {
+        slope = product * inverse * (rstd * (Real)(1.0f / norm::PRODUCT_SCALE));
+    }
     /* sums, in order: two sums of add_square(v - mean), the sum of PRODUCT_SCALE d (v - mean), the mean of v - mean,
      * and the sum of d. */
     GT_METHOD RowSlope(const Params& p, const Real (&sums)[5], Real inverse) {
@@ -246,29 +284,32 @@ GT_DEV void add_terms(const Params& p, Real inverse, Real v, Real d, Real (&sums
     sums[4] += d;
 }
 
-template <int GROUPS>
-GT_KERNEL(norm::MAX_LANES, 1)
+/* LEAN: RMSNorm of tensors of 16 bits, from the stored sum, without dbeta.  It needs so few registers that two blocks
+ * of 512 threads run at once on a multiprocessor. */
+template <int GROUPS, bool LEAN>
+GT_KERNEL(norm::MAX_LANES, LEAN ? 2 : 1)
 backward_kernel(const GT_GRID_CONSTANT Params p) {
     wait_for_chain(); /* first kernel of the chain: does not wait, but lets the next kernel's blocks start early */
-    constexpr bool AHEAD = GROUPS == 1;
+    constexpr bool AHEAD = GROUPS == 1, KEEPS_GAMMA = AHEAD && !LEAN;
     Block block;
     float kept[EIGHT], dgamma[GROUPS][EIGHT] = {}, dbeta[GROUPS][EIGHT] = {};
-    if (AHEAD) load_parameter(p, p.gamma, 1.0f, 0, kept);
-    /* With two groups gamma is loaded again, since no registers are left. */
+    if (KEEPS_GAMMA) load_parameter(p, p.gamma, 1.0f, 0, kept);
+    /* Where registers are scarce, gamma is loaded again for each use. */
     const auto load_gamma = [&](int k, float(&gamma)[EIGHT]) {
-        if constexpr (AHEAD) {
+        if constexpr (KEEPS_GAMMA) {
             GT_UNROLL
             for (int i = 0; i < EIGHT; i++) gamma[i] = kept[i];
         } else {
             load_parameter(p, p.gamma, 1.0f, k, gamma);
         }
     };
-    RawGradients<GROUPS> next;
+    RawGradients<GROUPS, LEAN> next;
     if (AHEAD && block_x() < p.M) next.load(p, block_x());
     for (int64_t m = block_x(); m < p.M; m += grid_x()) {
-        RawGradients<GROUPS> raw;
+        RawGradients<GROUPS, LEAN> raw;
         if (AHEAD) {
             raw = next;
+            if (LEAN) raw.load_dsum(p, m, 0); /* it is needed last, and no registers are left to load it earlier */
             if (m + grid_x() < p.M) next.load(p, m + grid_x());
         } else {
             raw.load(p, m);
@@ -276,18 +317,33 @@ backward_kernel(const GT_GRID_CONSTANT Params p) {
         float v[GROUPS][EIGHT];
         GT_UNROLL
         for (int k = 0; k < GROUPS; k++) raw.v.get(p, k, v[k]);
-        center(p, block, v);
-        float sums[5] = {};
-        GT_UNROLL
-        for (int k = 0; k < GROUPS; k++) {
-            float dy[EIGHT], gamma[EIGHT];
-            raw.dy[k].get(p.dtype, dy);
-            load_gamma(k, gamma);
+        center<GROUPS, LEAN>(p, block, v);
+        const auto sum_terms = [&](auto& sums) {
             GT_UNROLL
-            for (int i = 0; i < EIGHT; i++) add_terms(p, p.inverse, v[k][i], dy[i] * gamma[i], sums);
-        }
-        block.sum<Rows>(sums);
-        const RowSlope<float> row(p, sums, p.inverse);
+            for (int k = 0; k < GROUPS; k++) {
+                float dy[EIGHT], gamma[EIGHT];
+                raw.dy[k].get(p.dtype, dy);
+                load_gamma(k, gamma);
+                GT_UNROLL
+                for (int i = 0; i < EIGHT; i++) {
+                    if constexpr (LEAN) {
+                        sums[0] += v[k][i] * v[k][i];
+                        sums[1] += dy[i] * gamma[i] * (v[k][i] * norm::PRODUCT_SCALE);
+                    } else {
+                        add_terms(p, p.inverse, v[k][i], dy[i] * gamma[i], sums);
+                    }
+                }
+            }
+            block.sum<Rows>(sums);
+        };
+        float sums[LEAN ? 2 : 5] = {};
+        sum_terms(sums);
+        const RowSlope<float> row = [&] {
+            if constexpr (LEAN)
+                return RowSlope<float>(lean_rstd(p, block, v, sums[0]), sums[1], p.inverse);
+            else
+                return RowSlope<float>(p, sums, p.inverse);
+        }();
         GT_UNROLL
         for (int k = 0; k < GROUPS; k++) {
             float dy[EIGHT], gamma[EIGHT], out[EIGHT];
@@ -298,20 +354,20 @@ backward_kernel(const GT_GRID_CONSTANT Params p) {
             for (int i = 0; i < EIGHT; i++) {
                 const float xhat = (v[k][i] - row.shift) * row.rstd;
                 dgamma[k][i] += dy[i] * xhat;
-                dbeta[k][i] += dy[i];
+                if (!LEAN) dbeta[k][i] += dy[i];
                 out[i] += row.rstd * (dy[i] * gamma[i] - row.mean_d - xhat * row.slope);
             }
             if (group_at(k) >= p.D) continue;
-            store_eight(p.dx, p.dtype, m * p.dx_stride + group_at(k), out);
-            store_eight(p.dresidual, p.sum_dtype, m * p.dresidual_stride + group_at(k), out);
+            store_eight<LEAN>(p.dx, p.dtype, m * p.dx_stride + group_at(k), out);
+            store_eight<LEAN>(p.dresidual, p.sum_dtype, m * p.dresidual_stride + group_at(k), out);
         }
     }
     GT_UNROLL
     for (int k = 0; k < GROUPS; k++) {
         if (group_at(k) >= p.D) continue;
         const int64_t at = block_x() * p.D + group_at(k);
-        store_eight(p.dgamma, GT_F32, at, dgamma[k]);
-        store_eight(p.dbeta, GT_F32, at, dbeta[k]);
+        store_eight<false>(p.dgamma, GT_F32, at, dgamma[k]);
+        if (!LEAN) store_eight<false>(p.dbeta, GT_F32, at, dbeta[k]);
     }
 }
 

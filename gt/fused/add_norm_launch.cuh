@@ -29,6 +29,7 @@ static inline Params params_of(const gt_add_norm_args& a, gt_pass pass) {
     p.y_stride = a.y_stride;
     if (pass == GT_FORWARD) p.sum = a.sum, p.y = a.y;
     p.dy = a.dy, p.dsum = a.dsum, p.dx = a.dx, p.dresidual = a.dresidual;
+    if (pass == GT_BACKWARD) p.dgamma = a.dgamma, p.dbeta = a.dbeta; /* until backward() gives partial sums */
     p.dy_stride = a.dy_stride, p.dsum_stride = a.dsum_stride;
     p.dx_stride = a.dx_stride, p.dresidual_stride = a.dresidual_stride;
     return p;
@@ -48,6 +49,12 @@ static inline int groups_of(const Params& p) {
     return p.D <= MOST / 2 ? 1 : 2;
 }
 
+/* Returns whether a kernel with the parameter LEAN serves the call. */
+static inline bool is_lean(const Params& p, bool is_backward) {
+    const bool is_plain = !p.is_layer && p.dtype != GT_F32 && p.sum_dtype != GT_F32 && groups_of(p) == 1;
+    return is_plain && (is_backward ? p.sum_in && !p.dbeta : !p.beta);
+}
+
 /* Threads of a block.  slice_sum needs a power of two. */
 static inline unsigned threads_for(const Params& p, int groups) {
     unsigned threads = 32;
@@ -55,11 +62,12 @@ static inline unsigned threads_for(const Params& p, int groups) {
     return threads;
 }
 
-/* Blocks of backward: as many as run at once if a thread has 110 registers.  Each block stores a row of partial sums,
- * so it takes at least 16 rows.  But there are at least 2 blocks a multiprocessor. */
+/* Blocks of backward: as many as run at once if a thread has 110 registers, or 64 in a lean kernel.  Each block stores
+ * a row of partial sums, so it takes at least 16 rows.  But there are at least 2 blocks a multiprocessor. */
 static inline int64_t backward_blocks(const Params& p, const Device& device) {
     const int64_t least = 2 * (int64_t)device.multiprocessors, of_rows = p.M / 16;
-    const int64_t at_once = p.D <= MOST / 2 ? device.multiprocessors * (512 / (int64_t)threads_for(p, 1)) : 0;
+    const int64_t threads = is_lean(p, true) ? 1024 : 512;
+    const int64_t at_once = p.D <= MOST / 2 ? device.multiprocessors * (threads / (int64_t)threads_for(p, 1)) : 0;
     int64_t blocks = at_once < of_rows ? at_once : of_rows;
     if (blocks < least) blocks = least;
     return p.M < blocks ? p.M : blocks;
@@ -71,9 +79,11 @@ static gt_status with_kernel(const Params& p, bool is_backward, const Launch& la
     using Kernel = void (*)(Params);
     const int groups = groups_of(p);
     if (groups) {
-        const Kernel kernels[2][2] = {{forward_kernel<1>, forward_kernel<2>}, {backward_kernel<1>, backward_kernel<2>}};
-        return launch(kernels[is_backward][groups - 1], threads_for(p, groups),
-                      is_backward ? "add_norm backward_kernel" : "add_norm forward_kernel");
+        const Kernel kernels[2][2] = {{forward_kernel<1, false>, forward_kernel<2, false>},
+                                      {backward_kernel<1, false>, backward_kernel<2, false>}};
+        const Kernel lean[2] = {forward_kernel<1, true>, backward_kernel<1, true>};
+        return launch(is_lean(p, is_backward) ? lean[is_backward] : kernels[is_backward][groups - 1],
+                      threads_for(p, groups), is_backward ? "add_norm backward_kernel" : "add_norm forward_kernel");
     }
     const bool is_tiny = p.D <= norm::TINY;
     const Kernel kernels[2][2] = {{any_forward_kernel<Rows>, any_forward_kernel<TinyRows>},

@@ -42,6 +42,11 @@ static const test_case cases[] = {
      * twice */
     {ADD(.M = 300, .D = 2048), .name = "2048", .level = TEST_SMALL},
     {ADD(.M = 5, .D = 4096, .norm = GT_NORM_LAYER), .name = "4096", .level = TEST_SMALL},
+    /* lean kernels, in 16 bits */
+    {ADD(.M = 3, .D = 8), .name = "8, no beta", .absent = "beta dbeta dsum"},
+    {ADD(.M = 300, .D = 2048), .name = "2048, no beta", .level = TEST_SMALL, .absent = "beta dbeta"},
+    {ADD(.M = 5, .D = 4096), .name = "4096, no gamma, no beta", .level = TEST_SMALL,
+     .absent = "gamma dgamma beta dbeta"},
     {ADD(.M = 5, .D = 5120), .name = "5120", .level = TEST_SMALL},
     {ADD(.M = 3, .D = 8192, .norm = GT_NORM_LAYER), .name = "8192", .level = TEST_SMALL},
     {ADD(.M = 3, .D = 9000), .name = "9000", .level = TEST_SMALL},
@@ -53,6 +58,7 @@ static const test_case cases[] = {
 
 /* Sizes for which the operator has specialised kernels, and sizes for general kernels. */
 static const test_case sizes[] = {{ADD(.D = 256), .name = "sweep"},
+                                  {ADD(.D = 264), .name = "sweep", .absent = "beta dbeta"},
                                   {ADD(.D = 193, .norm = GT_NORM_LAYER), .name = "sweep"},
                                   {ADD(.D = 1024, .norm = GT_NORM_LAYER), .name = "sweep"},
                                   {ADD(.D = 3), .name = "sweep"},
@@ -66,7 +72,7 @@ static const test_case sums[] = {
     {ADD(.M = 500000, .D = 3), .name = "long", .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}}}, {.op = NULL}};
 
 static void draw(test_random *r, int64_t most, test_case *c) {
-    static const char *const absent[] = {"", NO_ADDITION, "gamma dsum", "gamma beta dx"};
+    static const char *const absent[] = {"", NO_ADDITION, "gamma dsum", "gamma beta dx", "beta dbeta"};
     gt_add_norm_args *a = &c->args.add_norm;
     a->D = 3 + test_pick(r, most);
     if (test_pick(r, 2)) a->D = (a->D + 7) / 8 * 8;
