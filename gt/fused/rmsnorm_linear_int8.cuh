@@ -18,9 +18,9 @@
  *   in flight 16 warps x 8 stages x 1 KB = 128 KB a multiprocessor; an H200 delivers about 36 KB in a microsecond
  *   shared    ring 128 KB; partial sums 10 KB (8 rows), 20 KB (16, 32), 40 KB (64); the rest holds a slab of n: as many
  *             steps as fit
- *   issue     a warp's step is 1024 weights.  For 8 rows of bf16 the loop has 145 instructions: 88 of them convert q, 7
+ *   issue     a warp's step is 1024 weights.  For 8 rows of bf16 the loop has 113 instructions: 56 of them convert q, 7
  *             load, 4 multiply, and the rest fill the ring.  D = 4096, O = 14336 has 434 steps per multiprocessor.
- *             They take 15,700 issue slots of each of 4 schedulers.  To load the weights takes 14 microseconds, in
+ *             They take 12,300 issue slots of each of 4 schedulers.  To load the weights takes 14 microseconds, in
  *             which a scheduler has 25,000 slots
  *   bytes     q once; x once or twice per block, from the L2: 132 blocks x 128 KB x 2 = 34 MB for 16 rows of bf16 with
  *             D = 4096
