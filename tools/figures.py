@@ -265,6 +265,18 @@ def texts():
     cost = mean(multi.all(part='one', transport=nccl), 'ms_per_step') / mean(multi.all(**one), 'ms_per_step') - 1
     yield scaling, f'With one rank NCCL costs {100 * cost:.1f} % of a step'
 
+    # ---- a sequence over two GPUs ----
+    pieces = Rows('h200_context.csv')
+    for op in 'wkv6', 'ssd', 'conv_ssd':
+        cells, memory = [], []
+        for pass_ in 'fwd', 'bwd':
+            for gpus in '1', '2':
+                row = pieces.find(op=op, pass_=pass_, gpus=gpus)
+                cells.append(f"{ms(row):.1f}")
+                memory.append(f"{float(row['peak_mib']) / 1024:.0f}")
+        shape = row['shape'].split(' ', 1)[1]
+        yield scaling, f"| `{op}` {shape} | {' | '.join(cells)} | {memory[2]}, then {memory[3]} |"
+
     # ---- functions of rows beside torch.compile ----
     def pair(op, shape, impl, rows=peers):
         return ' / '.join(milliseconds(rows.find(op=op, pass_=pass_, impl=impl, dtype='bf16', shape=shape))
