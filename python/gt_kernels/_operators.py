@@ -74,6 +74,11 @@ class Operator:
         return "starts_zero" in self.fields
 
     @property
+    def of_snapshots(self):
+        """The buffers that forward fills with the states of prefixes; empty: the operator has none."""
+        return tuple(name for name in ("conv_snapshots", "snapshots") if name in self.fields)
+
+    @property
     def parameter_dtype(self):
         """The field with the dtype of the tensors of kind P; None: in a step these and states must be fp32."""
         return next((name for name in ("weight_dtype", "parameter_dtype") if name in self.fields), None)

@@ -118,7 +118,7 @@ class Planner(Shapes):
 
     def plan(self, call, values, options, wanted):
         """Plans a call.  values: (name, tensor or None) in the order of the schema.  options: in the order of
-        operator.options.  wanted: the fields of the outputs."""
+        operator.options; snapshot_every may follow.  wanted: the fields of the outputs."""
         operator, given = self.operator, {name: value for name, value in values if value is not None}
         for tensor in operator.tensors:
             if not tensor.optional and tensor.name not in given:
@@ -142,6 +142,7 @@ class Planner(Shapes):
         self.set_options(struct, options, sizes)
         self.set_dtypes(struct, call, given, plan.device)
         rows = self.set_sizes(struct, given, call, sizes)
+        self.check_snapshots(given, sizes, struct.snapshot_every if operator.of_snapshots else 0)
         shapes = {}
         for output in operator.outputs:
             shapes[output.field] = shapes[gradient(output.field)] = self.shape(output.shape, sizes, rows)
@@ -157,6 +158,11 @@ class Planner(Shapes):
                 if call == "pool":
                     plan.twins.append((self.words[field.replace("state_out", "state_in")], len(plan.inputs)))
                 plan.states.append(len(plan.inputs))
+            elif name in operator.of_snapshots:
+                plan.states.append(len(plan.inputs))
+                if not value.is_contiguous():
+                    self.fail(c.GT_ERROR_STRIDE, f"{name} has strides {tuple(value.stride())}: must be contiguous, "
+                              "because the call writes it")
             if call == "backward" and field in shapes and tuple(value.shape) != shapes[field]:
                 self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: must be {list(shapes[field])}")
             if not self.set_stride(struct, field, value, call):
@@ -211,7 +217,7 @@ class Planner(Shapes):
 
     def set_dtypes(self, struct, call, given, device):
         """Checks that dtypes and devices agree, and puts the dtypes into the struct."""
-        parameters, companions = [], {}
+        parameters, companions, of_snapshots = [], {}, tuple(DTYPES)
         dtype = given[self.operator.tensors[0].name].dtype
         if dtype not in DTYPES:
             self.fail(c.GT_ERROR_DTYPE, f"{self.operator.tensors[0].name} has dtype {dtype}: must be float32, bfloat16 "
@@ -223,6 +229,8 @@ class Planner(Shapes):
             has_own = call in ("step", "pool") and name == "state_out" and self.operator.parameter_dtype
             if has_own or (call == "step" and kind == "P"):
                 right = tuple(DTYPES)
+            elif name in self.operator.of_snapshots:  # both buffers of an operator have one dtype
+                right = of_snapshots = of_snapshots if value.dtype not in of_snapshots else (value.dtype,)
             if call == "step" and kind == "P":
                 right = parameters = parameters or (right if value.dtype not in right else (value.dtype,))
             if kind == "w":  # all of one field have one dtype
@@ -239,6 +247,8 @@ class Planner(Shapes):
                 setattr(struct, self.operator.parameter_dtype, DTYPES[value.dtype])
             if has_own:
                 struct.state_dtype = DTYPES[value.dtype]
+            elif name in self.operator.of_snapshots:
+                struct.snapshot_dtype = DTYPES[value.dtype]
         struct.dtype = DTYPES[dtype]
 
     def stride_type(self, field):
