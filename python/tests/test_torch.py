@@ -782,20 +782,29 @@ class Pools(unittest.TestCase):
 
     def test_16_bits(self):
         """A pool of 16 bits gives the bits of a float32 pool with the same states, and the new states are rounded."""
-        ops = [op for op in self.OPS if op != "conv_ssd"]
-        for device, op, gap, dtype in itertools.product(DEVICES, ops, (False, True), (torch.bfloat16, torch.float16)):
-            with self.subTest(device=device, op=op, gap=gap, dtype=dtype), torch.no_grad():
-                tensors, pools = self.make(op, device, gap=gap)
-                wide = pools["state"]
-                small = torch.empty_strided(wide.shape, wide.stride(), dtype=dtype, device=device).copy_(wide)
-                before = wide.copy_(small).clone()
-                options = {"cu_seqlens": torch.tensor([0, 7, 7, 15, 19], device=device),
-                           "slots": torch.tensor([4, 1, -1, 0], device=device),
-                           "starts_zero": torch.tensor([False, False, True, True], device=device)}
-                y = self.call(op, tensors, {"state": small}, **options)
-                self.assertTrue(torch.equal(y, self.call(op, tensors, {"state": wide}, **options)))
-                self.assertTrue(torch.equal(small, wide.to(dtype)))
-                self.assertFalse(torch.equal(wide, before))
+        B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+        kinds = {op: ((B16,), (F16,)) for op in self.OPS}
+        kinds["conv_ssd"] = tuple(itertools.product((B16, F16, F32), repeat=2))[:-1]  # of conv_state, of state
+        for device, op, gap in itertools.product(DEVICES, self.OPS, (False, True)):
+            for dtypes in kinds[op]:
+                self.check_16_bits(device, op, gap, dtypes)
+
+    def check_16_bits(self, device, op, gap, dtypes):
+        with self.subTest(device=device, op=op, gap=gap, dtypes=dtypes), torch.no_grad():
+            tensors, pools = self.make(op, device, gap=gap)
+            small = {}
+            for (name, wide), dtype in zip(pools.items(), dtypes):
+                small[name] = torch.empty_strided(wide.shape, wide.stride(), dtype=dtype, device=device).copy_(wide)
+                wide.copy_(small[name])
+            before = {name: pool.clone() for name, pool in pools.items()}
+            options = {"cu_seqlens": torch.tensor([0, 7, 7, 15, 19], device=device),
+                       "slots": torch.tensor([4, 1, -1, 0], device=device),
+                       "starts_zero": torch.tensor([False, False, True, True], device=device)}
+            y = self.call(op, tensors, small, **options)
+            self.assertTrue(torch.equal(y, self.call(op, tensors, pools, **options)))
+            for name, wide in pools.items():
+                self.assertTrue(torch.equal(small[name], wide.to(small[name].dtype)))
+                self.assertFalse(torch.equal(wide, before[name]))
 
     def test_chunked_prefill(self):
         """A sequence in two calls ends like in one call.  seq_count keeps the call from touching later sequences."""
@@ -870,7 +879,7 @@ class Pools(unittest.TestCase):
                 self.call(op, make(op, B=1, rows=4), pools, **right)
         tensors, pools = self.make("conv_ssd", "cpu")
         for state, text in ((pools["state"][:5], r"state has shape \[5, 4, 6, 8\]: must be \[6,H,P,N\]"),
-                            (pools["state"].bfloat16(), "state has dtype torch.bfloat16: must be torch.float32")):
+                            (pools["state"].double(), "state has dtype torch.float64: must be torch.float32 or torch.b")):
             with self.subTest(text=text), torch.no_grad(), self.assertRaisesRegex(ArgumentError, text):
                 self.call("conv_ssd", tensors, {**pools, "state": state}, **right)
 
@@ -895,10 +904,11 @@ class Snapshots(unittest.TestCase):
         return tensors, {name: tensors.pop(name) for name in INPUTS[op].split() if name in STATES}
 
     def buffers(self, states, *rows, dtype=torch.float32):
-        """Returns buffers of snapshots, filled with 7, in the order of the states."""
-        return {name.replace("state", "snapshots") if name != "state" else "snapshots":
-                torch.full((*rows, *state.shape[1:]), 7.0, dtype=dtype, device=state.device)
-                for name, state in states.items()}
+        """Returns buffers of snapshots, filled with 7, in the order of the states.  conv_snapshots has the dtype of
+        conv_state."""
+        return {name.replace("state", "snapshots"):
+                torch.full((*rows, *state.shape[1:]), 7.0, device=state.device,
+                           dtype=dtype if name == "state" else state.dtype) for name, state in states.items()}
 
     def final(self, op, tensors, states, first, end):
         """The final states of a call on the tokens first to end - 1, from the given states, without other tokens."""
@@ -918,6 +928,8 @@ class Snapshots(unittest.TestCase):
         for device, op, dtype in itertools.product(DEVICES, self.OPS, (torch.float32, torch.bfloat16, torch.float16)):
             with self.subTest(device=device, op=op, dtype=dtype), torch.no_grad():
                 tensors, pools = self.make(op, device, rows=6)
+                if op == "conv_ssd":
+                    pools["conv_state"] = pools["conv_state"].to(dtype)
                 before = {name: pool.clone() for name, pool in pools.items()}
                 buffers = self.buffers(pools, 4, dtype=dtype)
                 options = {"cu_seqlens": torch.tensor(self.BOUNDS, device=device),
@@ -930,7 +942,7 @@ class Snapshots(unittest.TestCase):
                 self.assertTrue(torch.equal(y, right))
                 self.assertEqual([buffer._version for buffer in buffers.values()],
                                  [version + 1 for version in versions])
-                starts = [{name: pool[slot:slot + 1] * (0 if row in (1, 2) else 1) for name, pool in before.items()}
+                starts = [{name: pool[slot:slot + 1].float() * (0 if row in (1, 2) else 1) for name, pool in before.items()}
                           for row, slot in enumerate((4, 3, 3, 0))]
                 self.check_packed(op, tensors, before, buffers, starts)
                 skipped = self.buffers(pools, 4, dtype=dtype)
@@ -1068,11 +1080,12 @@ class Snapshots(unittest.TestCase):
                 with self.assertRaisesRegex(UnsupportedError, f"^gt_kernels.torch.{op}: this call .* has no gradients"):
                     self.call(op, given, **states, **kept, **options, snapshot_every=128)
         tensors, states = self.make("conv_ssd", T=300, rows=2)
-        buffers = self.buffers(states, 2)
-        buffers["snapshots"] = buffers["snapshots"].half()
-        with torch.no_grad(), self.assertRaisesRegex(ArgumentError, "snapshots has dtype torch.float16: must be "
-                                                                    "torch.float32"):
-            self.call("conv_ssd", tensors, **states, cu_seqlens=bounds, **buffers, snapshot_every=128)
+        for dtype, kept, slots in ((torch.float32, torch.float16, None), (torch.float16, torch.float32, slots)):
+            states["conv_state"] = states["conv_state"].to(dtype)
+            buffers = self.buffers(states, 2)
+            buffers["conv_snapshots"] = buffers["conv_snapshots"].to(kept)
+            with torch.no_grad(), self.assertRaisesRegex(ArgumentError, f"conv_snapshots has dtype {kept}: must be {dtype}"):
+                self.call("conv_ssd", tensors, **states, cu_seqlens=bounds, slots=slots, **buffers, snapshot_every=128)
 
 
 class Layouts(unittest.TestCase):

@@ -25,15 +25,15 @@ For every function
              row in place.  It returns only y, which has no gradients.  starts_zero [sequences], bool or integers: a
              sequence whose element is not 0 starts from zero.  A sequence whose row lies outside of the pool is
              skipped; its y is 0.  No two sequences may have the same row.  Rows may lie apart; conv1d takes a pool in
-             any strides.  A pool of wkv6, ssd and conv1d may be bfloat16 or float16: each new state is then rounded to
-             nearest.
+             any strides.  A pool may be bfloat16 or float16: each new state is then rounded to nearest.  The two pools
+             of conv_ssd may have different dtypes.
   Snapshots  wkv6, ssd and conv_ssd also write the states of prefixes, for prefix caches: the state of each sequence
              after every snapshot_every tokens, a multiple of 128.  The call writes them to `snapshots`, a buffer of the
              caller, and conv_ssd writes states of the convolution to conv_snapshots.  With cu_seqlens, with or without
              slots, the buffer has shape [floor(T / snapshot_every), ...]; "..." is the shape of a state.  Snapshot i of
              sequence s is row floor(cu_seqlens[s] / snapshot_every) + i.  The call does not write other rows.  Without
              cu_seqlens the shape is [B, floor(T / snapshot_every), ...].  Buffers are contiguous, and float32, bfloat16
-             or float16, whatever dtype the states have.  Both buffers of conv_ssd have the same dtype.  A call with
+             or float16, whatever dtype the states have; but conv_snapshots has the dtype of conv_state.  A call with
              snapshots has no gradients.  With segments=1 a float32 snapshot has the bits of the final state of a call
              on its tokens alone.
   recompute  True: forward saves only its inputs for backward, and backward computes the rest again.

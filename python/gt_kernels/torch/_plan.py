@@ -217,7 +217,7 @@ class Planner(Shapes):
 
     def set_dtypes(self, struct, call, given, device):
         """Checks that dtypes and devices agree, and puts the dtypes into the struct."""
-        parameters, companions, of_snapshots = [], {}, tuple(DTYPES)
+        parameters, companions = [], {}
         dtype = given[self.operator.tensors[0].name].dtype
         if dtype not in DTYPES:
             self.fail(c.GT_ERROR_DTYPE, f"{self.operator.tensors[0].name} has dtype {dtype}: must be float32, bfloat16 "
@@ -226,11 +226,15 @@ class Planner(Shapes):
             kind = self.kind_of[name]
             right = {"x": (dtype,), "p": (dtype,), "w": (dtype, torch.float32), "i": (torch.int32,),
                      "b": (torch.uint8,), "f": (torch.float32,), "P": (torch.float32,)}[kind]
-            has_own = call in ("step", "pool") and name == "state_out" and self.operator.parameter_dtype
-            if has_own or (call == "step" and kind == "P"):
+            is_state = call in ("step", "pool") and name in self.state_in_place.values()
+            own = self.operator.state_dtype(self.field_of[name]) if is_state else None
+            if name in self.operator.of_snapshots:
+                own = "snapshot_dtype"
+            if own or (call == "step" and kind == "P"):
                 right = tuple(DTYPES)
-            elif name in self.operator.of_snapshots:  # both buffers of an operator have one dtype
-                right = of_snapshots = of_snapshots if value.dtype not in of_snapshots else (value.dtype,)
+            if name == "conv_snapshots":  # have the dtype of conv_state, which has set conv_state_dtype
+                state, own = given.get("conv_state_out"), None
+                right = (torch.float32 if state is None else state.dtype,)
             if call == "step" and kind == "P":
                 right = parameters = parameters or (right if value.dtype not in right else (value.dtype,))
             if kind == "w":  # all of one field have one dtype
@@ -245,10 +249,8 @@ class Planner(Shapes):
                 put(struct, companion(self.field_of[name]), DTYPES[value.dtype])
             if call == "step" and kind == "P":
                 setattr(struct, self.operator.parameter_dtype, DTYPES[value.dtype])
-            if has_own:
-                struct.state_dtype = DTYPES[value.dtype]
-            elif name in self.operator.of_snapshots:
-                struct.snapshot_dtype = DTYPES[value.dtype]
+            if own:
+                put(struct, own, DTYPES[value.dtype])
         struct.dtype = DTYPES[dtype]
 
     def stride_type(self, field):
