@@ -56,8 +56,8 @@
  *   dtype       type of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt) may be fp32
  *               beside 16-bit activations.  States, all parameters except a projection weight, and all parameter
  *               gradients are fp32.  But a step also takes 16-bit states and parameters (state_dtype,
- *               parameter_dtype), and some steps take states of int8.  Forward of wkv6, ssd, selective_scan and conv1d
- *               takes 16-bit states.  Kernels accumulate sums in fp32.
+ *               parameter_dtype), and some steps take states of int8.  Forward of wkv6, ssd, selective_scan, conv1d
+ *               and conv_ssd takes 16-bit states.  Kernels accumulate sums in fp32.
  *   Layout      packed by default, in the order of the brackets, last index fastest: [B,T,H,N].  A gt_stride, in
  *               elements, describes any other layout, such as [B,H,T,N] or a slice of a wider projection.  Pointers and
  *               rows must be aligned to their element; calls are faster if they are aligned to 16 bytes.
@@ -610,8 +610,7 @@ typedef struct gt_ssd_args {
     const int32_t *rounding_seed, *rounding_steps; /* step and forward, as in gt_wkv6_args */
     float *state_scale;                            /* in, out [B,H,P], step with states of int8, as in gt_wkv6_args */
     int64_t state_scale_stride;                    /* likewise */
-    void *snapshots;                               /* out [B,floor(T/snapshot_every),H,P,N], forward only, as in
-                                                      gt_wkv6_args, and so are the next two */
+    void *snapshots; /* out [B,floor(T/snapshot_every),H,P,N], forward only, as are the next two: see gt_wkv6_args */
     int64_t snapshot_every;
     gt_dtype snapshot_dtype;
     /* segment, segment_backward, join and join_backward only, as in gt_wkv6_args */
@@ -1008,7 +1007,9 @@ typedef struct gt_conv_ssd_args {
     int64_t W;            /* of the convolution: 2, 3 or 4 */
     gt_dtype dtype;       /* xBC z y and their gradients */
     gt_dtype dt_dtype;    /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype; /* reserved, 0: states are fp32 */
+    gt_dtype state_dtype; /* of state_in and state_out in forward, as in gt_wkv6_args; fp32 in all other functions */
+    gt_dtype
+        conv_state_dtype; /* of conv_state_in, conv_state_out and conv_snapshots, likewise, but without workspace */
     int softplus;         /* 1: softplus(dt + dt_bias) */
     int dt_limit;         /* 1: then clamp to [dt_min, dt_max] */
     float dt_min, dt_max;
@@ -1039,8 +1040,7 @@ typedef struct gt_conv_ssd_args {
     float *dweight, *dbias;       /* out [D,W], [D], accumulate */
     float *dA, *ddt_bias;         /* out [H], accumulate */
     float *dDskip;                /* out [H] or [H,P], accumulates */
-    float *conv_dstate_in; /* out [B,D,W-1], may equal conv_dstate_out if not shared; shared: [D,W-1], summed over
-                                     the batch, accumulates */
+    float *conv_dstate_in; /* out [B,D,W-1], may equal conv_dstate_out if not shared, as dstate_in of gt_conv1d_args */
     float *dstate_in;      /* out [B,H,P,N], likewise */
     gt_stride xBC_stride, dt_stride, z_stride, y_stride;
     gt_stride dy_stride, dxBC_stride, ddt_stride, dz_stride;
@@ -1051,10 +1051,11 @@ typedef struct gt_conv_ssd_args {
     const int32_t *starts_zero;                      /* as in gt_wkv6_args, for both states */
     int64_t conv_state_out_stride, state_out_stride; /* as in gt_wkv6_args */
     const int32_t *tokens, *commit;                  /* step only, as in gt_wkv6_args */
+    const int32_t *rounding_seed, *rounding_steps;   /* forward only, as in gt_wkv6_args, of state_out alone */
     void *conv_snapshots;    /* out [B,floor(T/snapshot_every),D,W-1], forward only: as snapshots, of conv_state_out */
     void *snapshots;         /* out [B,floor(T/snapshot_every),H,P,N], forward only, as in gt_wkv6_args */
     int64_t snapshot_every;  /* likewise, for both */
-    gt_dtype snapshot_dtype; /* likewise, for both */
+    gt_dtype snapshot_dtype; /* likewise, of snapshots alone */
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -1065,10 +1066,9 @@ typedef struct gt_conv_ssd_args {
 GT_FUNCTION gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: xBC dt weight A dy; optional inputs as in forward.  dz needs z. */
 GT_FUNCTION gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream);
-/* Processes 1 to 16 new tokens per batch element, for decoding.  Reads conv_state_out and state_out and updates them in
- * place; conv_state_in and state_in are NULL or the same pointers.  The results equal gt_conv1d_step with SiLU, then
- * gt_ssd_step on the slices of its output, bit for bit.  No workspace.  Not for packed sequences.  Required: xBC dt
- * weight A y conv_state_out state_out. */
+/* Processes 1 to 16 new tokens per batch element.  Updates conv_state_out and state_out in place; conv_state_in and
+ * state_in are NULL or the same pointers.  The results equal gt_conv1d_step with SiLU, then gt_ssd_step on the slices
+ * of its output, bit for bit.  No workspace.  Not packed.  Required: xBC dt weight A y conv_state_out state_out. */
 GT_FUNCTION gt_status gt_conv_ssd_step(const gt_conv_ssd_args *args, gt_stream stream);
 /* Forward needs memory for c.  Where gt_conv_ssd_path names conv_ssd forward_kernel (compute capability 9.0) it needs
  * memory for Bm and Cm alone.  That depends on the alignment of tensors, as in gt_ssd_workspace. */

@@ -98,7 +98,7 @@ static int is_input(const gt_tensor *t) {
 }
 
 static gt_dtype dtype_of(const operator_run *r, const gt_tensor *t) {
-    return strchr("fSP", t->kind) ? GT_F32 : r->backend->dtype;
+    return strchr("fSPc", t->kind) ? GT_F32 : r->backend->dtype;
 }
 
 static void put(void *args, size_t at, const void *value, size_t bytes) { memcpy((char *)args + at, value, bytes); }

@@ -185,7 +185,7 @@ static void conv_ssd_keep_inputs(const conv_ssd_call *k) {
         for (int64_t t = q.first + every; q.row >= 0 && t <= q.last; t += every) {
             const int64_t row = ref_snapshot_row(every, a->T, q.b, q.first, t);
             for (int64_t i = 0; i < D * J; i++)
-                ref_store(a->conv_snapshots, a->snapshot_dtype, row * D * J + i,
+                ref_store(a->conv_snapshots, a->conv_state_dtype, row * D * J + i,
                           k->copy[XBC][(q.b * a->T + t - J + i % J) * D + i / J]);
         }
     }

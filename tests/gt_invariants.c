@@ -563,8 +563,8 @@ typedef struct pool_states {
     /* sizes of a state; strides of rows and of the state's indices, in elements; elements of a state */
     int64_t size[3], stride[4], numbers;
     char *from, *to; /* the caller's arrays of first and of last states, or NULL */
-    /* byte offsets of the two pools in the block, equal if one pool serves both; bytes of a pool */
-    size_t in_pool, out_pool, bytes;
+    /* byte offsets of the two pools in the block, equal if one pool serves both; bytes of a pool, of an element */
+    size_t in_pool, out_pool, bytes, element;
 } pool_states;
 
 static char *pointer_at(const void *args, size_t offset) {
@@ -597,8 +597,8 @@ static void shape_pool(const gt_dims *dims, int kind, void *args, pool_states *x
         memcpy((char *)args + x->out->stride_offset, x->stride, gt_stride_count(x->out) * sizeof x->stride[0]);
 }
 
-static void fill_pool(const pool_states *x, char *block, const int32_t *slots, const int32_t *zeros, int64_t count,
-                      int element) {
+static void fill_pool(const pool_states *x, char *block, const int32_t *slots, const int32_t *zeros, int64_t count) {
+    const int64_t element = (int64_t)x->element;
     memset(block + x->in_pool, 0xff, x->bytes); /* NaN, in rows that no kernel may read */
     memset(block + x->out_pool, 0xff, x->bytes);
     for (int64_t s = 0; x->from && s < count; s++)
@@ -609,8 +609,8 @@ static void fill_pool(const pool_states *x, char *block, const int32_t *slots, c
 
 /* Copies the last states from the pool to the caller.  Returns whether the call left all other bytes of the pools as
  * they are in `before`, a copy of the pools from before the call. */
-static int empty_pool(const pool_states *x, char *block, char *before, const int32_t *slots, int64_t count,
-                      int element) {
+static int empty_pool(const pool_states *x, char *block, char *before, const int32_t *slots, int64_t count) {
+    const int64_t element = (int64_t)x->element;
     for (int64_t s = 0; x->to && s < count; s++)
         for (int64_t i = 0; i < x->numbers; i++) {
             char *const to = x->to + (s * x->numbers + i) * element;
@@ -644,9 +644,6 @@ static gt_status run_in_pools(const test_runner *r, const test_op *top, gt_pass 
     int pairs = 0, is_intact = 1;
     gt_status status = gt_prepare(op, GT_QUERY, GT_HOST, args, &filled, &dims);
     if (status != GT_OK || pass != GT_FORWARD) return status;
-    gt_dtype dtype = GT_F32;
-    if (op->of_steps.state) memcpy(&dtype, (const char *)args + op->of_steps.state, sizeof dtype);
-    const int element = r->is_double ? 8 : dtype > GT_F32 ? 2 : 4;
     memcpy(&pooled, args, op->args_bytes);
     memcpy(&capacity, (const char *)args + op->fields.seq_capacity, sizeof capacity);
     const char *of_count = pointer_at(args, op->tensors[test_find(op, "seq_count")].offset);
@@ -663,7 +660,10 @@ static gt_status run_in_pools(const test_runner *r, const test_op *top, gt_pass 
         x->out = t, x->in = &op->tensors[test_find(op, t->may_equal)];
         x->from = pointer_at(args, x->in->offset), x->to = pointer_at(args, t->offset);
         shape_pool(&dims, context->kind, &pooled, x);
-        x->bytes = (size_t)((rows - 1) * x->stride[0] + x->numbers) * (size_t)element;
+        gt_dtype dtype = GT_F32;
+        if (gt_dtype_field(op, t)) memcpy(&dtype, (const char *)args + gt_dtype_field(op, t), sizeof dtype);
+        x->element = r->is_double ? 8 : dtype > GT_F32 ? 2 : 4;
+        x->bytes = (size_t)((rows - 1) * x->stride[0] + x->numbers) * x->element;
         const char *const like = x->to ? x->to : x->from ? x->from : memory;
         x->out_pool = x->in_pool = take_bytes(&used, x->bytes, (size_t)(like - memory) % 256);
         if (context->kind == POOL_ALIGNED) x->in_pool = take_bytes(&used, x->bytes, (size_t)(like - memory) % 256);
@@ -681,14 +681,14 @@ static gt_status run_in_pools(const test_runner *r, const test_op *top, gt_pass 
     put_pointer_at(&pooled, op->tensors[test_find(op, "starts_zero")].offset, zeros);
     for (int i = 0; i < pairs; i++) {
         const pool_states *x = &states[i];
-        fill_pool(x, block, slots, zeros, count, element);
+        fill_pool(x, block, slots, zeros, count);
         put_pointer_at(&pooled, x->in->offset, x->from ? block + x->in_pool : NULL);
         put_pointer_at(&pooled, x->out->offset, x->to ? block + x->out_pool : NULL);
     }
     memcpy(before, block, used);
     status = context->inner->run(context->inner, top, pass, &pooled, block, used);
     memcpy(memory, block, bytes);
-    for (int i = 0; i < pairs; i++) is_intact &= empty_pool(&states[i], block, before, slots, count, element);
+    for (int i = 0; i < pairs; i++) is_intact &= empty_pool(&states[i], block, before, slots, count);
     free(block), free(before);
     return status != GT_OK || is_intact ? status
                                         : gt_fail(GT_ERROR_VALUE, "wrote to another row of a pool, or between rows");
@@ -744,18 +744,18 @@ void test_pools_agree(const test_runner *r, const test_case *c, int kind) {
 
 /* ---- states of 16 bits in forward ------------------------------------------------------------ */
 
-/* Rounds the last states of a forward pass as rounding.h describes.  in: seed and steps of stochastic rounding, or
- * none. */
-static void round_states(const test_case *c, const test_values *in, gt_dtype dtype, double *states) {
+/* Rounds last states of a forward pass to their dtype, as rounding.h describes.  in: seed and steps of stochastic
+ * rounding, or none.  States of a convolution are rounded to nearest. */
+static void round_states(const test_case *c, const test_values *in, const gt_tensor *t, double *states) {
     const gt_op *op = test_table(c);
-    const gt_tensor *t = &op->tensors[test_find(op, "state_out")];
-    const int seed_at = test_find(op, "rounding_seed"); /* -1: conv1d only rounds to nearest */
+    const gt_dtype dtype = test_dtype_of(c, t);
+    const int seed_at = t->kind == 'c' ? -1 : test_find(op, "rounding_seed"); /* conv1d has no such tensor */
     const double *given = seed_at < 0 ? NULL : in->of[seed_at];
     const double *steps = seed_at < 0 ? NULL : in->of[test_find(op, "rounding_steps")];
     int64_t size[4];
     const int rank = test_shape(c, GT_FORWARD, t, size);
     const int64_t columns = size[rank - 1], count = test_count(c, GT_FORWARD, t), n = size[0] ? count / size[0] : 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count && dtype != GT_F32; i++) {
         if (!given) {
             states[i] = test_round(states[i], dtype);
             continue;
@@ -774,27 +774,32 @@ static void round_states(const test_case *c, const test_values *in, gt_dtype dty
 static void check_small_states(const test_runner *r, const test_case *c, int kind) {
     static const char *const arrays[] = {"rounding_seed", "rounding_steps"};
     const gt_op *op = test_table(c);
-    const gt_dtype dtype = kind % 2 ? GT_BF16 : GT_F16;
+    const size_t of_conv = op->of_steps.conv_state;
+    const gt_dtype dtype = of_conv && kind % 8 == 3 ? GT_F32 : kind % 2 ? GT_BF16 : GT_F16;
+    const gt_dtype conv_dtype = (gt_dtype)(GT_F32 + (dtype == GT_F32 ? 1 + kind % 2 : kind % 3));
     const int has_pool = kind / 4 % 2 && test_is_packed(c) && test_find(op, "starts_zero") >= 0 && !is_shared(c);
-    const int has_rounding = test_find(op, "rounding_seed") >= 0;
+    const int has_rounding = test_find(op, "rounding_seed") >= 0 && dtype != GT_F32;
     test_case small = *c, wide = *c;
     test_values in, rounding = {{NULL}}, got, expected;
     pool_context context = {r, kind / 8 % POOL_KINDS};
     test_runner pools = *r;
-    if (!op->of_steps.in_forward) return;
+    if (op->of_steps.passes == GT_STATES_OF_STEP) return;
     pools.run = run_in_pools, pools.context = &context;
     test_set_flag(&small, op->of_steps.state, dtype);
+    if (of_conv) test_set_flag(&small, of_conv, conv_dtype);
     /* with B = 0, the array of steps is empty and its pointer NULL, so the call cannot ask for stochastic rounding */
     small.drafts = has_rounding && kind / 2 % 2 && test_get_size(c, 'B') ? TEST_ROUNDING : 0;
     test_inputs(&small, GT_FORWARD, &in);
     test_run(has_pool ? &pools : r, &small, GT_FORWARD, &in, TEST_ALL, &got);
     for (int i = 0; has_rounding && i < 2; i++) test_set_array(&rounding, c, arrays[i], take_array(&in, c, arrays[i]));
     test_set_flag(&wide, op->of_steps.state, GT_F32);
+    if (of_conv) test_set_flag(&wide, of_conv, GT_F32);
     wide.drafts = 0;
     if (has_pool) clear_starts(c, &in);
     test_run(r, &wide, GT_FORWARD, &in, TEST_ALL, &expected);
-    double **const states = test_array_of(&expected, c, "state_out");
-    if (*states) round_states(&small, &rounding, dtype, *states);
+    for (int i = 0; op->tensors[i].name; i++)
+        if (op->tensors[i].shape[0] == 'Q' && expected.of[i] && gt_use(&op->tensors[i], GT_FORWARD) != '-')
+            round_states(&small, &rounding, &op->tensors[i], expected.of[i]);
     if (has_pool) clear_without_row(c, &in, &expected);
     test_same(r, &small, GT_FORWARD, "forward with fp32 states, rounded", &got, &expected, 0);
     test_free(&in), test_free(&rounding), test_free(&got), test_free(&expected);
@@ -823,10 +828,10 @@ static double unwritten(gt_dtype dtype, int is_double) {
                              : gt_bits_float(0xffffffffu);
 }
 
-/* Runs forward on the first `tokens` tokens of sequence s.  Copies the last states, rounded to dtype, to a row of the
- * expected snapshots.  without: the case without snapshots. */
-static void expect_snapshot(const test_runner *r, const test_case *without, const test_values *in, int64_t s,
-                            int64_t tokens, gt_dtype dtype, int64_t row, test_values *expected) {
+/* Runs forward on the first `tokens` tokens of sequence s.  Copies the last states, rounded, to a row of the expected
+ * snapshots.  without: the case without snapshots. */
+static void expect_snapshot(const test_runner *r, const test_case *with, const test_case *without,
+                            const test_values *in, int64_t s, int64_t tokens, int64_t row, test_values *expected) {
     const gt_op *op = test_table(without);
     test_case one = *without;
     test_values alone, prefix, out;
@@ -841,6 +846,7 @@ static void expect_snapshot(const test_runner *r, const test_case *without, cons
         if (!test_is(&op->tensors[i], "snapshots")) continue;
         const int state = test_beside(op, i, "state_out");
         const int64_t size = test_count(&one, GT_FORWARD, &op->tensors[state]);
+        const gt_dtype dtype = test_dtype_of(with, &op->tensors[i]);
         for (int64_t k = 0; expected->of[i] && k < size; k++)
             expected->of[i][row * size + k] = r->is_double ? out.of[state][k] : test_round(out.of[state][k], dtype);
     }
@@ -862,22 +868,27 @@ void test_snapshots_agree(const test_runner *r, const test_case *c, int kind, do
     const int64_t every = GT_SNAPSHOT_TOKENS * (1 + kind / 3 % 2), T = test_get_size(c, 'T');
     const int has_pool = kind / 6 % 2 && test_is_packed(c) && !is_shared(c);
     test_case with = *c;
-    test_values in, got, expected;
+    test_values in, got, expected, none = {{NULL}};
     pool_context context = {r, POOL_ALIGNED};
     test_runner pools = *r;
     if (!op->of_steps.snapshot || lacks(c, "state_out")) return;
     pools.run = run_in_pools, pools.context = &context;
     memcpy((char *)&with.args + op->of_steps.snapshot_every, &every, sizeof every);
     test_set_flag(&with, op->of_steps.snapshot, dtype);
+    if (op->of_steps.conv_state) test_set_flag(&with, op->of_steps.conv_state, GT_F32 + kind / 2 % 3);
     test_inputs(&with, GT_FORWARD, &in);
     test_run(has_pool ? &pools : r, &with, GT_FORWARD, &in, TEST_ALL, &got);
     if (has_pool) clear_starts(c, &in);
     test_run(r, c, GT_FORWARD, &in, TEST_ALL, &expected);
+    const int conv_state = test_find(op, "conv_state_out");
+    if (conv_state >= 0 && expected.of[conv_state])
+        round_states(&with, &none, &op->tensors[conv_state], expected.of[conv_state]);
     if (has_pool) clear_without_row(c, &in, &expected);
     for (int i = 0; op->tensors[i].name; i++) {
         if (!test_is(&op->tensors[i], "snapshots")) continue;
         free(expected.of[i]);
-        expected.of[i] = test_array(test_count(&with, GT_FORWARD, &op->tensors[i]), unwritten(dtype, r->is_double));
+        expected.of[i] = test_array(test_count(&with, GT_FORWARD, &op->tensors[i]),
+                                    unwritten(test_dtype_of(&with, &op->tensors[i]), r->is_double));
     }
     const int64_t count = test_is_packed(c) ? test_sequences(c, &in) : test_get_size(c, 'B');
     for (int64_t s = 0; s < count; s++) {
@@ -885,7 +896,7 @@ void test_snapshots_agree(const test_runner *r, const test_case *c, int kind, do
         const int64_t end = test_is_packed(c) ? test_sequence_at(c, &in, s + 1) : T;
         const int64_t row = test_is_packed(c) ? first / every : s * (T / every);
         for (int64_t i = 0; (i + 1) * every <= end - first && !(has_pool && is_without_row(s)); i++)
-            expect_snapshot(r, c, &in, s, (i + 1) * every, dtype, row + i, &expected);
+            expect_snapshot(r, &with, c, &in, s, (i + 1) * every, row + i, &expected);
     }
     test_same(r, &with, GT_FORWARD, "calls on prefixes", &got, &expected, tolerance);
     test_free(&in), test_free(&got), test_free(&expected);

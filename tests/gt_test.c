@@ -795,7 +795,7 @@ static void set_pointers(const test_case *c, gt_pass pass, call *k) {
         const place *place = &k->of[from];
         char *p = NULL;
         if (place->is_used && place->count && (from == i || c->in_place)) p = k->memory + place->at;
-        if (gt_use(t, pass) == '-' && !strchr("in", t->kind) && from == i) p = k->memory;
+        if (gt_use(t, pass) == '-' && t->kind != 'i' && !gt_is_snapshots(t) && from == i) p = k->memory;
         memcpy((char *)&k->args + t->offset, &p, sizeof p);
     }
 }
@@ -839,7 +839,7 @@ int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_
         p->rank = test_shape(c, pass, t, p->size);
         p->count = test_count(c, pass, t);
         p->is_used = is_output || (test_is_input(t, pass) && in->of[i]);
-        if (t->kind == 'n' && !p->count) p->is_used = 0; /* no snapshots */
+        if (gt_is_snapshots(t) && !p->count) p->is_used = 0;
         p->sequences = count_used(c, pass, t, in);
         /* the pass writes 0 to y and gradients of tokens outside all sequences, but does not write their states */
         p->written = strncmp(t->shape, "BT", 2) ? p->sequences : p->count;

@@ -622,11 +622,16 @@ static void test_dtype_of_steps(call *c, const char *name, size_t offset) {
     }
     for (int dtype = GT_F32; dtype <= GT_F16; dtype++) {
         set_int(c->args, offset, dtype);
-        const int is_state = offset == c->op->of_steps.state;
-        if (c->pass == GT_STEP || dtype == GT_F32 || (is_state && c->op->of_steps.in_forward && c->pass == GT_FORWARD))
+        const int is_state = offset != c->op->of_steps.parameter;
+        const gt_state_passes passes = is_state ? c->op->of_steps.passes : GT_STATES_OF_STEP;
+        const int in_step = passes != GT_STATES_OF_FORWARD, in_forward = passes != GT_STATES_OF_STEP;
+        if (dtype == GT_F32 || (c->pass == GT_STEP && in_step) || (c->pass == GT_FORWARD && in_forward))
             expect_accepted(c, name);
         else
-            expect_refused(c, GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32", name, dtype);
+            expect_refused(c, GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32; only %s", name, dtype,
+                           !in_step     ? "forward takes 16 bits"
+                           : in_forward ? "forward and the step function take 16 bits"
+                                        : "the step function takes 16 bits");
     }
 }
 
@@ -641,6 +646,7 @@ static void test_dtypes(call *c) {
     if (c->op->companion_offset) test_companion(c, c->op->companion_name, c->op->companion_offset);
     if (c->op->second.name) test_companion(c, c->op->second.name, c->op->second.offset);
     if (c->op->of_steps.state) test_dtype_of_steps(c, "state_dtype", c->op->of_steps.state);
+    if (c->op->of_steps.conv_state) test_dtype_of_steps(c, "conv_state_dtype", c->op->of_steps.conv_state);
     if (c->op->of_steps.parameter) test_dtype_of_steps(c, c->op->of_steps.parameter_name, c->op->of_steps.parameter);
 }
 
@@ -964,16 +970,17 @@ static void test_pool_strides(call *c) {
     }
 }
 
-/* Tests the arguments of stochastic rounding.  Forward and step take a seed and step numbers, if states have 16
- * bits. */
+/* Tests the arguments of stochastic rounding.  The passes that take states of 16 bits also take a seed and step numbers
+ * if the states have 16 bits. */
 static void test_rounding(call *c) {
     if (!find_tensor(c->op, "rounding_seed")) return;
     const size_t seed = offset_of(c, "rounding_seed"), steps = offset_of(c, "rounding_steps");
-    const int is_used = c->pass == GT_STEP || c->pass == GT_FORWARD;
+    const int is_of_forward = c->op->of_steps.passes == GT_STATES_OF_FORWARD;
+    const int is_used = (c->pass == GT_STEP && !is_of_forward) || c->pass == GT_FORWARD;
     for (int i = 0; i < 2 && !is_used; i++) {
         set_pointer(c->args, i ? steps : seed, c->memory);
-        expect_refused(c, GT_ERROR_VALUE, "%s is set: only forward and the step function use it",
-                       i ? "rounding_steps" : "rounding_seed");
+        expect_refused(c, GT_ERROR_VALUE, "%s is set: only forward%s", i ? "rounding_steps" : "rounding_seed",
+                       is_of_forward ? " uses it" : " and the step function use it");
     }
     if (!is_used) return;
     set_pointer(c->args, seed, c->memory);
@@ -995,7 +1002,7 @@ static void set_apart(call *c) {
     set_int64(c->args, c->op->sizes[1].offset, 256);
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         at += (uintptr_t)1 << 32;
-        if (is_in_call(c, t) || t->kind == 'n')
+        if (is_in_call(c, t) || gt_is_snapshots(t))
             set_pointer(c->args, t->offset, (char *)at); /* NOLINT: no such memory */
     }
 }
@@ -1023,14 +1030,15 @@ static void test_snapshots(call *c) {
         return;
     }
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
-        if (t->kind != 'n') continue;
+        if (!gt_is_snapshots(t)) continue;
         set_pointer(c->args, t->offset, c->memory);
         expect_refused(c, GT_ERROR_VALUE, "snapshot_every = 0: must be positive, because %s is set", t->name);
         for (int type = GT_DTYPE_DEFAULT; type <= GT_F16; type++) { /* 128 tokens are more than the call has */
-            set_pointer(c->args, t->offset, c->memory), set_int64(c->args, every, 128), set_int(c->args, dtype, type);
+            const size_t own = gt_dtype_field(c->op, t); /* conv_snapshots have the dtype of conv_state_out */
+            set_pointer(c->args, t->offset, c->memory), set_int64(c->args, every, 128), set_int(c->args, own, type);
             expect_accepted(c, t->name);
             if (c->is_packed) continue;
-            set_apart(c), set_int64(c->args, every, 128), set_int(c->args, dtype, type);
+            set_apart(c), set_int64(c->args, every, 128), set_int(c->args, own, type);
             check(prepare(c, GT_FORWARD) == GT_OK, "%s forward, %s: refused: %s", c->op->name, t->name,
                   gt_last_error());
             set_pointer(c->args, t->offset, (char *)(uintptr_t)4097); /* NOLINT: no such memory */

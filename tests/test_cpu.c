@@ -270,7 +270,7 @@ static void check_operator(const test_op *op) {
         test_group(op->name, "the time cut in two");
         for_all_dtypes(op, small, pools_agree);
         test_group(op->name, "states in pools");
-        if (op->table()->of_steps.in_forward) {
+        if (op->table()->of_steps.passes != GT_STATES_OF_STEP) {
             for_all_dtypes(op, small, small_states_agree);
             test_group(op->name, "forward with states of 16 bits");
         }

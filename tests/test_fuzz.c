@@ -191,11 +191,13 @@ static void draw_fields(fuzz *f) {
         put_int(f, f->op->companion_offset, f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : GT_F32);
     if (f->op->second.name && one_in(f, 2))
         put_int(f, f->op->second.offset, f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : GT_F32);
-    const size_t of_steps[] = {f->op->of_steps.state, f->op->of_steps.parameter};
-    for (int i = 0; i < 2; i++)
-        if (of_steps[i] && one_in(f, 2) &&
-            (f->pass == GT_STEP || f->kind == HOSTILE ||
-             (i == 0 && f->pass == GT_FORWARD && f->op->of_steps.in_forward)))
+    const size_t of_steps[] = {f->op->of_steps.state, f->op->of_steps.parameter, f->op->of_steps.conv_state};
+    const gt_state_passes passes = f->op->of_steps.passes;
+    const int takes[] = {(f->pass == GT_STEP && passes != GT_STATES_OF_FORWARD) ||
+                             (f->pass == GT_FORWARD && passes != GT_STATES_OF_STEP),
+                         f->pass == GT_STEP, f->pass == GT_FORWARD};
+    for (int i = 0; i < 3; i++)
+        if (of_steps[i] && one_in(f, 2) && (f->kind == HOSTILE || takes[i]))
             put_int(f, of_steps[i],
                     f->kind == HOSTILE && one_in(f, 4)
                         ? (int)extreme(f)
@@ -348,7 +350,7 @@ static void draw_pointers(fuzz *f) {
         const int is_optional = strchr("iog", gt_use(t, f->pass)) && strcmp(t->name, "cu_seqlens");
         if (is_optional && one_in(f, 4)) continue;
         const int is_refused = !strcmp(t->name, "state_scale") ||
-                               (t->kind == 'n' && size_at(&f->args, f->op->of_steps.snapshot_every) == 0);
+                               (gt_is_snapshots(t) && size_at(&f->args, f->op->of_steps.snapshot_every) == 0);
         if (v.count == 0)
             put_pointer(f, t, one_in(f, 2) || is_refused ? NULL : wild(f));
         else if (v.count <= MOST_BYTES && extent(&v) <= MOST_BYTES)

@@ -729,6 +729,23 @@ static void sweep_packed(tester *t, double most_work, int count, check_case *che
     }
 }
 
+/* Checks states of 16 bits in kernels for tensor cores that read the states of a convolution themselves.  Cases of a
+ * small level do not reach these kernels. */
+static void check_conv_states(tester *t) {
+    static const int64_t lengths[] = {2, 17, 1, 46};
+    static const int kinds[] = {5, 7, 12, 14, 22, 3}; /* three kinds of pools, and both kinds of rounding */
+    for (int n = 0; n < (is_few ? 4 : 12); n++) {
+        test_case c = t->op->sizes[1]; /* see conv_ssd.c */
+        test_set_size(&c, 'B', n % 2 ? 2 : 1);
+        test_set_size(&c, 'T', 66);
+        test_set_sequences(&c, n % 2 ? 0 : 4, n % 2 ? 0 : 4);
+        if (n % 2 == 0) c.packed.lengths = lengths;
+        c.seed = (uint64_t)n;
+        test_set_dtype(&c, GT_BF16, GT_DTYPE_DEFAULT);
+        test_small_states_agree(&t->plain, &c, kinds[(n + n / 6) % 6]);
+    }
+}
+
 /* Checks pools in every size, with few tokens so that all sizes run.  One sequence starts from zero, and one sequence
  * has no row. */
 static void sweep_pools(tester *t, double most_work, int count) {
@@ -872,7 +889,8 @@ static void check_step(tester *t, const test_case *c, int n) {
  * int8. The parameters are fp32 in two of three cases. */
 static void set_dtypes_of_steps(test_case *c, int n) {
     const gt_step_dtypes *of = &test_table(c)->of_steps;
-    if (of->state) test_set_flag(c, of->state, n % 2 ? GT_BF16 + n / 2 % 2 : n % 4 ? GT_F32 : GT_DTYPE_DEFAULT);
+    if (of->state && of->passes != GT_STATES_OF_FORWARD)
+        test_set_flag(c, of->state, n % 2 ? GT_BF16 + n / 2 % 2 : n % 4 ? GT_F32 : GT_DTYPE_DEFAULT);
     if (of->scale && n % 4 >= 2) test_set_flag(c, of->state, GT_INT8);
     if (of->parameter) test_set_flag(c, of->parameter, n % 3 ? GT_DTYPE_DEFAULT : GT_BF16 + n / 3 % 2);
 }
@@ -1124,9 +1142,10 @@ static void check_properties(tester *t) {
         for_cases(t, level, -1, pools_agree);
         sweep_pools(t, is_few ? 2e6 : 2e7, is_few ? 1 : DTYPES);
         test_group(op->name, "states in pools");
-        if (op->table()->of_steps.in_forward) {
+        if (op->table()->of_steps.passes != GT_STATES_OF_STEP) {
             for_cases(t, level, -1, small_states_agree);
             if (machine_is_slow) for_cases(t, TEST_SMALL, -1, small_states_agree_fast);
+            if (op->table()->of_steps.conv_state) check_conv_states(t);
             test_group(op->name, "forward with states of 16 bits");
         }
     }

@@ -65,7 +65,7 @@ static char *host_memory(size_t bytes) {
 /* Whether the call gives the tensor.  It gives activations and parameters, but neither states, nor snapshots, nor sums
  * over the batch. */
 static int is_used(const call *k, const gt_tensor *t) {
-    return t->use[k->pass] != '-' && t->use[k->pass] != 'g' && !strchr("in", t->kind) && !strchr("SQR", t->shape[0]);
+    return t->use[k->pass] != '-' && t->use[k->pass] != 'g' && t->kind != 'i' && !strchr("SQRU", t->shape[0]);
 }
 
 /* The letter of the size that is made large: B (batch elements) or M (rows). */

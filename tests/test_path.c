@@ -198,13 +198,21 @@ static void test_selective_scan(void) {
 }
 
 static void test_steps_of_two(void) {
-    const gt_conv_ssd_args conv_ssd = {.B = 2, .T = 1, .H = 2, .P = 64, .N = 128, .W = 4, .dtype = GT_BF16};
+    static const int32_t words[2];
+    gt_conv_ssd_args conv_ssd = {.B = 2, .T = 1, .H = 2, .P = 64, .N = 128, .W = 4, .dtype = GT_BF16};
     gt_wkv_ssm_args both = {
         .B = 2, .T = 16, .dtype = GT_BF16, .wkv6 = {.H = 2, .N = 64}, .ssd = {.H = 2, .P = 64, .N = 128}};
     char text[1024];
     gt_status status = gt_conv_ssd_path(&conv_ssd, text, sizeof text);
     test_check(status == GT_OK && strstr(text, "; step: step_kernel, columns_kernel"), "conv_ssd: '%s' (%d)", text,
                status);
+    test_check(!strstr(text, "states_kernel;"), "conv_ssd: '%s'", text);
+    conv_ssd.state_dtype = GT_BF16, conv_ssd.conv_state_dtype = GT_F16; /* a step takes neither */
+    conv_ssd.rounding_seed = conv_ssd.rounding_steps = words;
+    status = gt_conv_ssd_path(&conv_ssd, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, ", store_states_kernel; backward: ") &&
+                   strstr(text, "; step: step_kernel, columns_kernel"),
+               "conv_ssd with states of 16 bits: '%s' (%d)", text, status);
     status = gt_wkv_ssm_path(&both, text, sizeof text);
     test_check(status == GT_OK && strstr(text, "; step: ssd step_kernel, wkv6 step_kernel"), "wkv_ssm: '%s' (%d)", text,
                status);

@@ -314,6 +314,44 @@ static void test_snapshots(void) {
     }
 }
 
+/* Tests conv_ssd with states of two 16-bit types, whose buffers set the two dtypes.  A step takes only fp32. */
+static void test_two_states(void) {
+    enum { LONG = 3, H = 2, P = 3, W = 3, CHANNELS = H * P + 2 * N, CONV = CHANNELS * (W - 1), STATE = H * P * N };
+    static float xBC[LONG * CHANNELS], dt[LONG * H], weight[CHANNELS * W], A[H], y[LONG * H * P], y2[LONG * H * P];
+    static uint16_t conv_in[CONV], conv[CONV], conv2[CONV], in[STATE], state[STATE], state2[STATE];
+    static const int64_t n = N;
+    gt_conv_ssd_args a = {.B = 1, .T = LONG, .H = H, .P = P, .N = N, .W = W, .state_dtype = GT_F16};
+    char text[512];
+    call c;
+    fill(xBC, LONG * CHANNELS, 1, 0), fill(dt, LONG * H, 0.1f, 0.2f), fill(weight, CHANNELS * W, 1, 0);
+    fill(A, H, 0.1f, -0.5f);
+    for (int i = 0; i < CONV; i++) conv_in[i] = gt_f32_to_bf16(u[i]);
+    for (int i = 0; i < STATE; i++) in[i] = gt_f32_to_f16(u[i]);
+    a.conv_state_dtype = GT_BF16;
+    a.xBC = xBC, a.dt = dt, a.weight = weight, a.A = A, a.y = y2;
+    a.conv_state_in = (const float *)(const void *)conv_in, a.state_in = (const float *)(const void *)in;
+    a.conv_state_out = (float *)(void *)conv2, a.state_out = (float *)(void *)state2;
+    CHECK(gt_ref_conv_ssd_forward(&a) == GT_OK);
+    for (int is_step = 0; is_step < 2; is_step++) {
+        memset(&c, 0, sizeof c);
+        operand(&c, "xBC", GT_XLA_F32, xBC, "1 3 12");
+        operand(&c, "dt", GT_XLA_F32, dt, "1 3 2");
+        operand(&c, "weight", GT_XLA_F32, weight, "12 3");
+        operand(&c, "A", GT_XLA_F32, A, "2");
+        operand(&c, is_step ? "conv_state_out" : "conv_state_in", GT_XLA_BF16, is_step ? conv : conv_in, "1 12 2");
+        operand(&c, is_step ? "state_out" : "state_in", GT_XLA_F16, is_step ? state : in, "1 2 3 3");
+        result(&c, "y", GT_XLA_F32, y, "1 3 2 3");
+        result(&c, "conv_state_out", GT_XLA_BF16, conv, "1 12 2");
+        result(&c, "state_out", GT_XLA_F16, state, "1 2 3 3");
+        attribute(&c, "N", GT_XLA_SCALAR, GT_XLA_S64, &n);
+        CHECK(run(&c, is_step ? "gt_xla_conv_ssd_step" : "gt_xla_conv_ssd_forward", "Host", text) ==
+              (is_step ? GT_XLA_INVALID_ARGUMENT : 0));
+        CHECK(!is_step || strstr(text, "state_dtype = 3: must be 0 or GT_F32; only forward takes 16 bits"));
+        CHECK(!memcmp(y, y2, sizeof y) && !memcmp(conv, conv2, sizeof conv) && !memcmp(state, state2, sizeof state));
+        CHECK(y[0] != 0 && conv[CONV - 1] && state[STATE - 1]);
+    }
+}
+
 /* Tests add_norm in bf16 with its sum in fp32.  With an operand "sum", backward reads forward's sum. */
 static void test_sum(void) {
     enum { M = B * T, MD = M * D };
@@ -478,6 +516,7 @@ int main(void) {
     test_scan();
     test_pool();
     test_snapshots();
+    test_two_states();
     test_sum();
     test_errors();
     test_metadata();

@@ -87,7 +87,8 @@ typedef struct gt_tensor {
      *     'X'  the same, with a gt_stride4            'P'  the dtype of parameters  (gt_step_dtypes)
      *     'w'  the companion dtype, `dtype` or fp32   'f'  fp32
      *     'd'  the second companion dtype             'i'  int32     'b'  int8
-     *     'n'  the dtype of snapshots  (gt_step_dtypes) */
+     *     'n'  the dtype of snapshots  (gt_step_dtypes)
+     *     'c'  the dtype of states of a convolution beside those of kind 'S'  (gt_step_dtypes) */
     char kind;
     /* How each pass uses the tensor, one letter per pass; missing letters at the end count as '-':
      *     '-'  unused          'O'  required output        'g'  parameter gradient: optional, accumulates
@@ -103,6 +104,9 @@ static inline int gt_has_row_stride(const gt_tensor *t) {
     const int is_state = t->shape[0] == 'S' || t->shape[0] == 'Q';
     return t->shape[0] == 'M' || (is_state && (t->kind != 'S' || t->shape[3]));
 }
+
+/* Returns whether the tensor has snapshots, whose rows the letter U counts. */
+static inline int gt_is_snapshots(const gt_tensor *t) { return t->shape[0] == 'U'; }
 
 /* Returns how many int64_t values the struct has at stride_offset: 1 for rows, 3 for a gt_stride, 4 for a
  * gt_stride4. */
@@ -149,14 +153,18 @@ typedef struct gt_companion {
     size_t offset;
 } gt_companion;
 
-/* The fields in which the caller of a step chooses the dtype of states (kind 'S') and of parameters (kind 'P'). */
+/* Which passes take states of 16 bits, if any do.  Only a step takes int8. */
+typedef enum gt_state_passes { GT_STATES_OF_STEP = 0, GT_STATES_OF_BOTH = 1, GT_STATES_OF_FORWARD = 2 } gt_state_passes;
+
+/* The fields in which the caller chooses the dtype of states (kind 'S') and of a step's parameters (kind 'P'). */
 typedef struct gt_step_dtypes {
     size_t state, parameter; /* offsets of the fields in the struct; 0: no such field */
     const char *parameter_name;
-    int in_forward; /* 1: forward takes this dtype of states, too, except int8 */
-    size_t scale;   /* offset of state_scale; 0: the operator has no int8 states */
+    gt_state_passes passes; /* the passes that take states of 16 bits */
+    size_t scale;           /* offset of state_scale; 0: the operator has no int8 states */
     /* offsets of snapshot_dtype and snapshot_every, which only forward takes; 0: the operator has no snapshots */
     size_t snapshot, snapshot_every;
+    size_t conv_state; /* offset of conv_state_dtype, the dtype of states of kind 'c' and their snapshots; 0: none */
 } gt_step_dtypes;
 
 /* Bytes of an element. */
@@ -189,6 +197,7 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
     case 'S': return op->of_steps.state;
     case 'P': return op->of_steps.parameter;
     case 'n': return op->of_steps.snapshot;
+    case 'c': return op->of_steps.conv_state;
     default: return 0;
     }
 }
@@ -196,7 +205,7 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
 #define GT_NO_SECOND                                                                                                   \
     { NULL, 0 }
 #define GT_NO_STEP_DTYPES                                                                                              \
-    { 0, 0, NULL, 0, 0, 0, 0 }
+    { 0, 0, NULL, GT_STATES_OF_STEP, 0, 0, 0, 0 }
 
 /* Macros that define the functions in an operator's table.  These functions take void pointers instead of the
  * operator's struct.  GT_WRAP_CALLS also defines gt_OP_args_size. */

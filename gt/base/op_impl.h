@@ -374,20 +374,23 @@ static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *field
     return GT_OK;
 }
 
-/* Checks and fills `field`, the dtype of a step's states or parameters.  `name` is the field's name.
- * in_forward: forward also takes 16-bit types.  takes_int8: a step also takes int8. */
-static gt_status gt_fill_dtype_of_steps(const char *name, int in_forward, int takes_int8, gt_pass pass, char *field) {
+/* Checks and fills `field`, the dtype of states or of a step's parameters.  `name` is the field's name.
+ * passes: those that take 16-bit types.  takes_int8: a step also takes int8. */
+static gt_status gt_fill_dtype_of_steps(const char *name, gt_state_passes passes, int takes_int8, gt_pass pass,
+                                        char *field) {
+    const int in_forward = passes != GT_STATES_OF_STEP, in_step = passes != GT_STATES_OF_FORWARD;
     gt_dtype dtype;
     memcpy(&dtype, field, sizeof dtype);
     if ((int)dtype < GT_DTYPE_DEFAULT || (int)dtype > (takes_int8 ? GT_INT8 : GT_F16))
         return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32, GT_BF16 or GT_F16%s", name, (int)dtype,
                        takes_int8 ? ", or GT_INT8" : "");
     if (dtype == GT_DTYPE_DEFAULT) dtype = GT_F32;
-    if (dtype != GT_F32 && pass != GT_STEP && pass != GT_QUERY &&
+    if (dtype != GT_F32 && !(in_step && pass == GT_STEP) && pass != GT_QUERY &&
         !(in_forward && pass == GT_FORWARD && dtype != GT_INT8))
         return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32; only %s %s", name, (int)dtype,
-                       in_forward && dtype != GT_INT8 ? "forward and the step function take"
-                                                      : "the step function takes",
+                       !in_step                         ? "forward takes"
+                       : in_forward && dtype != GT_INT8 ? "forward and the step function take"
+                                                        : "the step function takes",
                        dtype == GT_INT8 ? "int8" : "16 bits");
     memcpy(field, &dtype, sizeof dtype);
     return GT_OK;
@@ -405,12 +408,17 @@ static gt_status gt_fill_dtypes(const gt_op *op, gt_pass pass, char *filled) {
     if (status == GT_OK && op->second.name)
         status = gt_fill_companion(op->second.name, dtype, filled + op->second.offset);
     if (status == GT_OK && op->of_steps.state)
-        status = gt_fill_dtype_of_steps("state_dtype", op->of_steps.in_forward, op->of_steps.scale != 0, pass,
+        status = gt_fill_dtype_of_steps("state_dtype", op->of_steps.passes, op->of_steps.scale != 0, pass,
                                         filled + op->of_steps.state);
+    if (status == GT_OK && op->of_steps.conv_state)
+        status =
+            gt_fill_dtype_of_steps("conv_state_dtype", op->of_steps.passes, 0, pass, filled + op->of_steps.conv_state);
     if (status == GT_OK && op->of_steps.parameter)
-        status = gt_fill_dtype_of_steps(op->of_steps.parameter_name, 0, 0, pass, filled + op->of_steps.parameter);
+        status = gt_fill_dtype_of_steps(op->of_steps.parameter_name, GT_STATES_OF_STEP, 0, pass,
+                                        filled + op->of_steps.parameter);
     if (status == GT_OK && op->of_steps.snapshot)
-        status = gt_fill_dtype_of_steps("snapshot_dtype", 0, 0, GT_QUERY, filled + op->of_steps.snapshot);
+        status =
+            gt_fill_dtype_of_steps("snapshot_dtype", GT_STATES_OF_STEP, 0, GT_QUERY, filled + op->of_steps.snapshot);
     return status;
 }
 

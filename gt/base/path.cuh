@@ -120,14 +120,31 @@ static bool is_path_of_step(const Args& a) {
     return a.T >= 1 && a.T <= 16 && a.seq_capacity == 0 && !a.state_in_shared;
 }
 
+/* Clears the fields of stochastic rounding. */
+static inline void clear_rounding(const gt_op* op, void* args) {
+    for (const gt_tensor* t = op->tensors; t->name; t++)
+        if (!strncmp(t->name, "rounding_", 9)) memset(static_cast<char*>(args) + t->offset, 0, sizeof(void*));
+}
+
+/* Sets the dtypes of states to fp32, without stochastic rounding, where the pass does not take 16 bits. */
+static inline void suit_states(const gt_op* op, gt_pass pass, void* args) {
+    const gt_state_passes passes = op->of_steps.passes;
+    const gt_dtype fp32 = GT_F32;
+    char* const a = static_cast<char*>(args);
+    if (pass == GT_FORWARD && passes != GT_STATES_OF_STEP) return;
+    if (pass == GT_STEP && passes != GT_STATES_OF_FORWARD) return;
+    if (op->of_steps.state) memcpy(a + op->of_steps.state, &fp32, sizeof fp32);
+    if (op->of_steps.conv_state) memcpy(a + op->of_steps.conv_state, &fp32, sizeof fp32);
+    clear_rounding(op, args);
+}
+
 /* Sets the dtypes of states and parameters to fp32 where the pass does not take other dtypes.  Clears snapshot_every
  * where the pass does not take it. */
 static inline void suit_dtypes(const gt_op* op, gt_pass pass, void* args) {
     const gt_dtype fp32 = GT_F32;
     char* const a = static_cast<char*>(args);
     if (op->of_steps.parameter) memcpy(a + op->of_steps.parameter, &fp32, sizeof fp32);
-    if (op->of_steps.state && !(pass == GT_FORWARD && op->of_steps.in_forward))
-        memcpy(a + op->of_steps.state, &fp32, sizeof fp32);
+    suit_states(op, pass, args);
     if (op->of_steps.snapshot_every && pass != GT_FORWARD) memset(a + op->of_steps.snapshot_every, 0, sizeof(int64_t));
 }
 
@@ -196,10 +213,10 @@ static gt_status path_of_segments(const gt_op* op, const PathPasses<Args>& passe
 
 /* Clears the fields of state pools and of stochastic rounding, which some passes refuse. */
 static inline void clear_pool(const gt_op* op, void* args) {
+    clear_rounding(op, args);
     for (const gt_tensor* t = op->tensors; t->name; t++) {
         char* const a = static_cast<char*>(args);
-        if (!strcmp(t->name, "starts_zero") || !strncmp(t->name, "rounding_", 9))
-            memset(a + t->offset, 0, sizeof(void*));
+        if (!strcmp(t->name, "starts_zero")) memset(a + t->offset, 0, sizeof(void*));
         if ((t->shape[0] == 'S' || t->shape[0] == 'Q') && t->stride_offset)
             memset(a + t->stride_offset, 0, (size_t)gt_stride_count(t) * sizeof(int64_t));
     }
@@ -219,6 +236,7 @@ static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes,
     a.slot_capacity = 0;
     Args step = a;
     step.state_in = nullptr;
+    suit_states(op, GT_STEP, &step);
     if (op->of_steps.snapshot_every)
         memset(reinterpret_cast<char*>(&step) + op->of_steps.snapshot_every, 0, sizeof(int64_t));
     clear_pool(op, &a);

@@ -76,7 +76,7 @@ GT_API const gt_op *gt_op_conv1d(void) {
                              {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, GT_AT(seq_capacity),
                               GT_AT(slot_capacity), GT_AT(state_in_shared), 0},
                              GT_NO_SECOND,
-                             {GT_AT(state_dtype), GT_AT(weight_dtype), "weight_dtype", 1, 0, 0, 0}};
+                             {GT_AT(state_dtype), GT_AT(weight_dtype), "weight_dtype", GT_STATES_OF_BOTH, 0, 0, 0, 0}};
     return &op;
 }
 #undef GT_AT

@@ -23,6 +23,7 @@ static inline gt_conv1d_args gt_conv_ssd_conv(const gt_conv_ssd_args *a, void *c
     memset(&v, 0, sizeof v);
     v.B = a->B, v.T = a->T, v.D = gt_conv_ssd_channels(a), v.W = a->W;
     v.dtype = a->dtype;
+    v.state_dtype = a->conv_state_dtype;
     v.activation = GT_ACT_SILU;
     v.state_in_shared = a->state_in_shared, v.accumulate = a->accumulate;
     v.x = a->xBC, v.weight = a->weight, v.bias = a->bias;
@@ -53,7 +54,8 @@ static inline gt_ssd_args gt_conv_ssd_ssd(const gt_conv_ssd_args *a, const void 
     memset(&s, 0, sizeof s);
     if (c) rows.t = gt_conv_ssd_channels(a); /* without tokens there are no rows */
     s.B = a->B, s.T = a->T, s.H = a->H, s.P = a->P, s.N = a->N, s.G = a->G;
-    s.dtype = a->dtype, s.dt_dtype = a->dt_dtype;
+    s.dtype = a->dtype, s.dt_dtype = a->dt_dtype, s.state_dtype = a->state_dtype;
+    s.rounding_seed = a->rounding_seed, s.rounding_steps = a->rounding_steps;
     s.softplus = a->softplus, s.dt_limit = a->dt_limit, s.dt_min = a->dt_min, s.dt_max = a->dt_max;
     s.Dskip_per_channel = a->Dskip_per_channel, s.state_in_shared = a->state_in_shared, s.accumulate = a->accumulate;
     s.reads_y = a->reads_y;

@@ -142,9 +142,8 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
  * bytes: W - 1 tokens of xBC and as many numbers of each snapshot. */
 struct InputSnapshotsParams {
     conv1d::Problem conv;
-    Snapshots snapshots; /* `data` is not used */
-    void* data;          /* [B,rows][D,W-1] */
-    gt_dtype dtype;
+    Snapshots snapshots;  /* `data` is not used */
+    void* data;           /* [B,rows][D,W-1], conv.state_dtype */
     int64_t every, count; /* count: the most sequences */
 };
 
@@ -158,7 +157,7 @@ GT_KERNEL(256, 2) input_snapshots_kernel(const GT_GRID_CONSTANT InputSnapshotsPa
         for (int64_t done = p.every; d < in.D && done <= its.tokens; done += p.every) {
             const int64_t row = snapshot_number(in.sequences, p.snapshots, s, done), J = in.W - 1;
             for (int64_t i = 0; row >= 0 && i < J; i++)
-                store_as(p.data, p.dtype, (row * in.D + d) * J + i,
+                store_as(p.data, in.state_dtype, (row * in.D + d) * J + i,
                          load_as(in.x, in.dtype, conv1d::offset_of(in.x_stride, its.b, its.first + done - J + i, d)));
         }
     }
@@ -170,8 +169,8 @@ static inline gt_status keep_inputs(const gt_conv_ssd_args& a, const gt_conv1d_a
     of_inputs.snapshots = a.conv_snapshots;
     const Snapshots snapshots = snapshots_of(of_inputs);
     if (!snapshots.data) return GT_OK;
-    const InputSnapshotsParams p = {conv1d::problem_of(conv), snapshots,        a.conv_snapshots,
-                                    a.snapshot_dtype,         a.snapshot_every, most_sequences(sequences_of(a))};
+    const InputSnapshotsParams p = {conv1d::problem_of(conv), snapshots, a.conv_snapshots, a.snapshot_every,
+                                    most_sequences(sequences_of(a))};
     const int64_t items = p.count * ((conv.D + 255) / 256), room = 16 * (int64_t)device.multiprocessors;
     return run("conv_ssd input_snapshots_kernel", input_snapshots_kernel, items < room ? items : room, 256, 0, stream,
                p);
@@ -189,7 +188,8 @@ struct Plan {
     bool has_channels;
     size_t saved, bytes;
     gt_conv_ssd_args call;                     /* the call's prepared arguments */
-    WideSnapshots<gt_conv_ssd_args> snapshots; /* of ssd */
+    WideSnapshots<gt_conv_ssd_args> snapshots; /* of ssd, and so are the states */
+    WideStates<gt_ssd_args> states;
 };
 
 /* Returns arguments of ssd in which x, B and C are columns of xBC, before the convolution. */
@@ -200,6 +200,15 @@ static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a) {
     return s;
 }
 
+/* Returns arguments of ssd with the fields of states, and those of their rows, from `wide`. */
+static inline gt_ssd_args with_wide_states(gt_ssd_args s, const gt_ssd_args& wide) {
+    s.state_in = wide.state_in, s.state_out = wide.state_out;
+    s.state_dtype = wide.state_dtype, s.state_out_stride = wide.state_out_stride;
+    s.rounding_seed = wide.rounding_seed, s.rounding_steps = wide.rounding_steps;
+    s.slots = wide.slots, s.slot_capacity = wide.slot_capacity;
+    return s;
+}
+
 /* Plans a pass of ssd as for a size query, and stores the plan in *ssd. */
 static inline gt_status ask_ssd(const gt_ssd_args& args, gt_pass pass, PassPlan* ssd) {
     const gt_status status = gt_ssd_plan(pass, true, &args, ssd);
@@ -207,19 +216,26 @@ static inline gt_status ask_ssd(const gt_ssd_args& args, gt_pass pass, PassPlan*
     return status;
 }
 
-/* Plans the workspace: c, dc, then room for conv1d or ssd, whichever needs more, since they run one after the other.  A
- * size query has no workspace, so it computes with an arbitrary address. */
+/* Plans the workspace: fp32 rows for snapshots and for states of 16 bits, c, dc, then room for conv1d or ssd, whichever
+ * needs more, since they run one after the other.  A size query has no workspace, so it computes with an arbitrary
+ * address. */
 static inline gt_status plan_call(const gt_conv_ssd_args& call, gt_pass pass, const Device& device, Plan* plan) {
     plan->call = call;
     if (pass == GT_FORWARD) {
         plan->snapshots = WideSnapshots<gt_conv_ssd_args>(call, {call.H * call.P, call.N});
-    } else { /* a query knows snapshots, which backward has not */
-        plan->snapshots.args = call;
-        plan->snapshots.args.snapshots = plan->snapshots.args.conv_snapshots = nullptr;
-        plan->snapshots.args.snapshot_every = 0, plan->snapshots.args.snapshot_dtype = GT_F32;
+    } else { /* a query knows snapshots and 16-bit states, which backward has not */
+        gt_conv_ssd_args& args = plan->snapshots.args = call;
+        args.snapshots = args.conv_snapshots = nullptr;
+        args.snapshot_every = 0, args.snapshot_dtype = GT_F32;
+        args.state_dtype = args.conv_state_dtype = GT_F32;
+        args.rounding_seed = args.rounding_steps = nullptr;
     }
     const gt_conv_ssd_args& a = plan->snapshots.args;
-    Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
+    gt_ssd_args states = gt_conv_ssd_ssd(&a, nullptr, nullptr, 0);
+    states.workspace = a.workspace;
+    plan->states = WideStates<gt_ssd_args>(states, {a.H * a.P, a.N});
+    void* const rest = plan->states.args.workspace;
+    Arena arena(rest ? rest : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;
     const int64_t bytes = has_tokens ? a.B * a.T * gt_conv_ssd_channels(&a) * size_of(a.dtype) : 0;
     PassPlan ssd;
@@ -227,7 +243,7 @@ static inline gt_status plan_call(const gt_conv_ssd_args& call, gt_pass pass, co
     int64_t scratch = bytes;
     plan->convolves = false;
     if (pass == GT_FORWARD && may_convolve(a, bytes)) {
-        plan->ssd = unconvolved(a);
+        plan->ssd = with_wide_states(unconvolved(a), plan->states.args);
         if ((status = ask_ssd(plan->ssd, pass, &ssd)) != GT_OK) return status;
         const ForwardPlan& forward = ssd.plan<ForwardPlan>();
         plan->convolves = takes_plan(forward, device);
@@ -240,7 +256,7 @@ static inline gt_status plan_call(const gt_conv_ssd_args& call, gt_pass pass, co
     gt_workspace of_conv = {};
     plan->conv = gt_conv_ssd_conv(&a, c, dc);
     if (!plan->convolves) {
-        plan->ssd = gt_conv_ssd_ssd(&a, c, dc, size_of(a.dtype));
+        plan->ssd = with_wide_states(gt_conv_ssd_ssd(&a, c, dc, size_of(a.dtype)), plan->states.args);
         if ((status = ask_ssd(plan->ssd, pass, &ssd)) != GT_OK) return status;
     }
     plan->has_channels = has_tokens || gt_conv_ssd_channels(&a) <= GT_MAX_SIZE;
@@ -252,7 +268,7 @@ static inline gt_status plan_call(const gt_conv_ssd_args& call, gt_pass pass, co
     plan->ssd.workspace = plan->conv.workspace = most ? arena.take<char>((int64_t)most) : nullptr;
     plan->ssd.workspace_bytes = plan->conv.workspace_bytes = most;
     plan->saved = ssd.saved;
-    plan->bytes = arena.bytes() + plan->snapshots.bytes;
+    plan->bytes = arena.bytes() + plan->snapshots.bytes + plan->states.bytes;
     return GT_OK;
 }
 
@@ -268,7 +284,7 @@ static inline gt_status forward(const gt_conv_ssd_args* args, gt_stream stream) 
     Plan plan = {};
     Device device;
     gt_status status = begin(GT_FORWARD, args, &plan, &device);
-    if (status != GT_OK) return status;
+    if (status != GT_OK || (status = plan.states.load(device, stream)) != GT_OK) return status;
     if (plan.convolves) {
         PassPlan ssd;
         status = gt_ssd_plan(GT_FORWARD, false, &plan.ssd, &ssd);
@@ -278,6 +294,7 @@ static inline gt_status forward(const gt_conv_ssd_args* args, gt_stream stream) 
         if (status == GT_OK) status = gt_ssd_forward(&plan.ssd, stream);
     }
     if (status == GT_OK) status = plan.snapshots.store(device, stream);
+    if (status == GT_OK) status = plan.states.store(device, stream);
     return status != GT_OK ? status : keep_inputs(plan.call, plan.conv, device, stream);
 }
 

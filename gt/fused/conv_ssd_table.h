@@ -30,6 +30,14 @@ static gt_status gt_conv_ssd_check_channels(const gt_conv_ssd_args *a, gt_pass p
                    (long long)a->H, (long long)a->P, (long long)a->G, (long long)a->N);
 }
 
+/* A step takes states of fp32 alone, so it has no rounding. */
+static gt_status gt_conv_ssd_resolve_rounding(const gt_conv_ssd_args *a, gt_pass pass, gt_dims *dims) {
+    if (pass != GT_FORWARD && pass != GT_QUERY && (a->rounding_seed || a->rounding_steps))
+        return gt_fail(GT_ERROR_VALUE, "%s is set: only forward uses it",
+                       a->rounding_seed ? "rounding_seed" : "rounding_steps");
+    return gt_resolve_rounding(a->rounding_seed, a->rounding_steps, a->state_dtype, pass, dims);
+}
+
 static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_conv_ssd_args *a = (gt_conv_ssd_args *)filled;
     gt_recurrence f = GT_RECURRENCE(a, a->segments, a->state_in, a->state_out);
@@ -40,12 +48,12 @@ static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) 
     if ((status = gt_ssm_resolve_groups(&a->G, "H", a->H, dims)) ||
         (status = gt_check_range(GT_ERROR_SIZE, "W", a->W, 2, 4)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
-        (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
         (status = gt_ssm_check_limits(a->dt_limit, a->dt_min, a->dt_max)) ||
         (status = gt_resolve_recurrent(&f, pass, dims)) ||
         (status = gt_resolve_row_stride("conv_state_out_stride", a->conv_state_out_stride, &f, pass, dims)) ||
         (status = gt_resolve_row_stride("state_out_stride", a->state_out_stride, &f, pass, dims)) ||
+        (status = gt_conv_ssd_resolve_rounding(a, pass, dims)) ||
         (status = gt_resolve_snapshots("conv_snapshots", a->conv_snapshots != NULL, a->snapshot_every, pass, dims)) ||
         (status = gt_resolve_snapshots("snapshots", a->snapshots != NULL, a->snapshot_every, pass, dims)) ||
         (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) || (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)))
@@ -76,14 +84,16 @@ GT_API const gt_op *gt_op_conv_ssd(void) {
         {"A", GT_AT(A), 0, "H", 'f', "III", NULL},
         {"Dskip", GT_AT(Dskip), 0, "HK", 'f', "iii", NULL},
         {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "iii", NULL},
-        {"conv_state_in", GT_AT(conv_state_in), GT_AT(conv_state_out_stride), "SDJ", 'f', "ii", NULL},
-        {"state_in", GT_AT(state_in), GT_AT(state_out_stride), "SHPN", 'f', "ii", NULL},
+        {"conv_state_in", GT_AT(conv_state_in), GT_AT(conv_state_out_stride), "SDJ", 'c', "ii", NULL},
+        {"state_in", GT_AT(state_in), GT_AT(state_out_stride), "SHPN", 'S', "ii", NULL},
         {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "OiO", NULL},
-        {"conv_state_out", GT_AT(conv_state_out), GT_AT(conv_state_out_stride), "QDJ", 'f', "o-s", "conv_state_in"},
-        {"state_out", GT_AT(state_out), GT_AT(state_out_stride), "QHPN", 'f', "o-s", "state_in"},
+        {"conv_state_out", GT_AT(conv_state_out), GT_AT(conv_state_out_stride), "QDJ", 'c', "o-s", "conv_state_in"},
+        {"state_out", GT_AT(state_out), GT_AT(state_out_stride), "QHPN", 'S', "o-s", "state_in"},
         GT_POOL_TENSORS,
+        GT_INT32_TENSOR(rounding_seed, "Y", "i"),
+        GT_INT32_TENSOR(rounding_steps, "L", "i"),
         GT_SEQUENCE_TENSORS("ii"),
-        GT_SNAPSHOT_TENSOR(conv_snapshots, "UDJ"),
+        {"conv_snapshots", GT_AT(conv_snapshots), 0, "UDJ", 'c', "o", NULL},
         GT_SNAPSHOT_TENSOR(snapshots, "UHPN"),
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I", NULL},
         {"conv_dstate_out", GT_AT(conv_dstate_out), 0, "QDJ", 'f', "-i", NULL},
@@ -111,7 +121,8 @@ GT_API const gt_op *gt_op_conv_ssd(void) {
                              GT_CALLS(conv_ssd, gt_call_conv_ssd_step),
                              GT_RECURRENT_FIELDS(0),
                              GT_NO_SECOND,
-                             {0, 0, NULL, 0, 0, GT_AT(snapshot_dtype), GT_AT(snapshot_every)}};
+                             {GT_AT(state_dtype), 0, NULL, GT_STATES_OF_FORWARD, 0, GT_AT(snapshot_dtype),
+                              GT_AT(snapshot_every), GT_AT(conv_state_dtype)}};
     return &op;
 }
 #undef GT_AT

@@ -169,6 +169,7 @@ class WideStates {
     Args args;
     size_t bytes = 0;
 
+    WideStates() = default;
     WideStates(const Args& a, const StateShape& shape) : args(a) {
         is_needed_ = a.state_dtype == GT_BF16 || a.state_dtype == GT_F16;
         if (!is_needed_) return;

@@ -58,19 +58,20 @@ GT_API const gt_op *gt_op_selective_scan(void) {
                                         {"ddt_bias", GT_AT(ddt_bias), 0, "D", 'f', "-g-", NULL},
                                         {"dstate_in", GT_AT(dstate_in), 0, "SDN", 'f', "-o-", "dstate_out"},
                                         {NULL, 0, 0, NULL, 0, NULL, NULL}};
-    static const gt_op op = {"selective_scan",
-                             sizeof(gt_selective_scan_args),
-                             GT_AT(dtype),
-                             GT_AT(dt_dtype),
-                             "dt_dtype",
-                             GT_AT(accumulate),
-                             sizes,
-                             tensors,
-                             gt_selective_scan_resolve,
-                             GT_CALLS(selective_scan, gt_call_selective_scan_step),
-                             GT_RECURRENT_FIELDS(0),
-                             GT_NO_SECOND,
-                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1, 0, 0, 0}};
+    static const gt_op op = {
+        "selective_scan",
+        sizeof(gt_selective_scan_args),
+        GT_AT(dtype),
+        GT_AT(dt_dtype),
+        "dt_dtype",
+        GT_AT(accumulate),
+        sizes,
+        tensors,
+        gt_selective_scan_resolve,
+        GT_CALLS(selective_scan, gt_call_selective_scan_step),
+        GT_RECURRENT_FIELDS(0),
+        GT_NO_SECOND,
+        {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", GT_STATES_OF_BOTH, 0, 0, 0, 0}};
     return &op;
 }
 #undef GT_AT

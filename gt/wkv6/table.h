@@ -89,8 +89,8 @@ GT_API const gt_op *gt_op_wkv6(void) {
                              GT_CALLS(wkv6, GT_STEP_AND_PIECES(wkv6)),
                              GT_RECURRENT_FIELDS(GT_AT(pieces)),
                              GT_NO_SECOND,
-                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1, GT_AT(state_scale),
-                              GT_AT(snapshot_dtype), GT_AT(snapshot_every)}};
+                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", GT_STATES_OF_BOTH,
+                              GT_AT(state_scale), GT_AT(snapshot_dtype), GT_AT(snapshot_every), 0}};
     return &op;
 }
 #undef GT_AT

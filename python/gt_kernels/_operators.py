@@ -73,9 +73,20 @@ class Operator:
         """Whether packed forward takes states in rows of pools."""
         return "starts_zero" in self.fields
 
+    def state_dtype(self, field):
+        """Returns the field with the dtype of a state that a step or a call with pools updates: conv_state_dtype for
+        conv_state_out.  None: that state must be fp32."""
+        has_types = self.parameter_dtype or "conv_state_dtype" in self.fields
+        return beside(field, f"{leaf(field).partition('state')[0]}state_dtype") if has_types else None
+
+    @property
+    def of_snapshots(self):
+        """The buffers that forward fills with the states of prefixes; empty: the operator has none."""
+        return tuple(name for name in ("conv_snapshots", "snapshots") if name in self.fields)
+
     @property
     def parameter_dtype(self):
-        """The field with the dtype of the tensors of kind P; None: in a step these and states must be fp32."""
+        """The field with the dtype of the tensors of kind P; None: in a step these must be fp32."""
         return next((name for name in ("weight_dtype", "parameter_dtype") if name in self.fields), None)
 
     @property

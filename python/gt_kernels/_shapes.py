@@ -27,15 +27,20 @@ class Shapes:
         for tensor in operator.tensors:
             if tensor.is_state:
                 self.state_in_place[tensor.name] = schema_name(tensor.field.replace("state_in", "state_out"))
+        # the letters of a state's shape, for each buffer of snapshots
+        self.snapshot_shapes = {name: next(tensor.shapes[0][1:] for tensor in operator.tensors
+                                           if tensor.name == name.replace("snapshots", "state_in"))
+                                for name in operator.of_snapshots}
+        self.kind_of.update(dict.fromkeys(operator.of_snapshots, "f"))
 
     def fail(self, status, text):
         kind = c.UnsupportedError if status // 100 == 2 else c.ArgumentError
         raise kind(status, f"{self.module}.{self.operator.name}: {text}")
 
     def set_options(self, struct, options, sizes):
-        """Puts options into the struct.  `options` are in the order of operator.options.  Adds those that are sizes to
-        `sizes`."""
-        for (field, kind), value in zip(self.operator.options, options):
+        """Puts options into the struct.  `options` are in the order of operator.options; snapshot_every may follow.
+        Adds those that are sizes to `sizes`."""
+        for (field, kind), value in zip((*self.operator.options, ("snapshot_every", "int")), options):
             put(struct, field, value)
             inner, name = find(struct, field)
             if kind == "int" and getattr(inner, name) != value:
@@ -94,6 +99,23 @@ class Shapes:
             elif field:
                 put(struct, field, size)
         return rows
+
+    def check_snapshots(self, given, sizes, every):
+        """Checks the shapes of the buffers for snapshots.  every: snapshot_every."""
+        for name, letters in self.snapshot_shapes.items():
+            if name not in given:
+                continue
+            if every < 1 or every % 128:
+                self.fail(c.GT_ERROR_VALUE, f"snapshot_every = {every}: must be a positive multiple of 128, because "
+                          f"{name} is given")
+            if "cu_seqlens" in given:
+                rows, words = (sizes["T"] // every,), "[floor(T/snapshot_every),"
+            else:
+                rows, words = (sizes["B"], sizes["T"] // every), "[B,floor(T/snapshot_every),"
+            shape, found = rows + self.shape(letters, sizes, None), tuple(given[name].shape)
+            if found != shape:
+                words += ",".join({"w": "W-1"}.get(letter, letter) for letter in letters)
+                self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(found)}: must be {words}] = {list(shape)}")
 
     def length(self, given, name, least, exactly):
         if name not in given:

@@ -417,19 +417,22 @@ class Packed(Quiet):
 
     def test_pools_of_16_bits(self):
         """A pool of 16 bits gives the bits of a float32 pool with the same states, and new states are rounded."""
-        for device, op, dtype in itertools.product(DEVICES, ("wkv6", "ssd", "conv1d"), ("bfloat16", "float16")):
-            with self.subTest(op=op, device=device, dtype=dtype), jax.default_device(device):
-                given = make(op, B=1, rows=6)
-                small = given.pop("state").astype(dtype)
-                run = jax.jit(lambda given, state, op=op: getattr(gt, op)(
-                    **given, state=state, cu_seqlens=jnp.array([0, 7, 15, 19]), slots=jnp.array([4, -1, 0]),
-                    starts_zero=jnp.array([0, 0, 1])))
-                y, state = run(given, small)
-                right, after = run(given, small.astype(jnp.float32))
+        dtypes = {op: (("bfloat16",), ("float16",)) for op in ("wkv6", "ssd", "conv1d")}
+        dtypes["conv_ssd"] = (("bfloat16", "float16"), ("float16", "float32"), ("float32", "bfloat16"))
+        for device, (op, kind) in itertools.product(DEVICES, [(op, kind) for op in dtypes for kind in dtypes[op]]):
+            with self.subTest(op=op, device=device, kind=kind), jax.default_device(device):
+                given, names = make(op, B=1, rows=6), [name for name in shapes(op) if name in STATES]
+                small = {name: given.pop(name).astype(dtype) for name, dtype in zip(names, kind)}
+                run = jax.jit(lambda given, pools, op=op: getattr(gt, op)(
+                    **given, **pools, cu_seqlens=jnp.array([0, 7, 15, 19]), slots=jnp.array([4, -1, 0]),
+                    starts_zero=jnp.array([0, 0, 1]), **NEEDED.get(op, {})))
+                y, *states = run(given, small)
+                right, *afters = run(given, {name: pool.astype(jnp.float32) for name, pool in small.items()})
                 self.same(y, right, op)
-                self.assertEqual(state.dtype, small.dtype)
-                self.same(state.astype(jnp.float32), after.astype(dtype).astype(jnp.float32), op)
-                self.assertTrue((state != small).any())
+                for pool, state, after in zip(small.values(), states, afters):
+                    self.assertEqual(state.dtype, pool.dtype)
+                    self.same(state.astype(jnp.float32), after.astype(pool.dtype).astype(jnp.float32), op)
+                    self.assertTrue((state != pool).any())
 
     def test_gradients_and_seq_count(self):
         given = make("ssd", B=1, rows=3)

@@ -782,20 +782,29 @@ class Pools(unittest.TestCase):
 
     def test_16_bits(self):
         """A pool of 16 bits gives the bits of a float32 pool with the same states, and the new states are rounded."""
-        ops = [op for op in self.OPS if op != "conv_ssd"]
-        for device, op, gap, dtype in itertools.product(DEVICES, ops, (False, True), (torch.bfloat16, torch.float16)):
-            with self.subTest(device=device, op=op, gap=gap, dtype=dtype), torch.no_grad():
-                tensors, pools = self.make(op, device, gap=gap)
-                wide = pools["state"]
-                small = torch.empty_strided(wide.shape, wide.stride(), dtype=dtype, device=device).copy_(wide)
-                before = wide.copy_(small).clone()
-                options = {"cu_seqlens": torch.tensor([0, 7, 7, 15, 19], device=device),
-                           "slots": torch.tensor([4, 1, -1, 0], device=device),
-                           "starts_zero": torch.tensor([False, False, True, True], device=device)}
-                y = self.call(op, tensors, {"state": small}, **options)
-                self.assertTrue(torch.equal(y, self.call(op, tensors, {"state": wide}, **options)))
-                self.assertTrue(torch.equal(small, wide.to(dtype)))
-                self.assertFalse(torch.equal(wide, before))
+        B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+        kinds = {op: ((B16,), (F16,)) for op in self.OPS}
+        kinds["conv_ssd"] = tuple(itertools.product((B16, F16, F32), repeat=2))[:-1]  # of conv_state, of state
+        for device, op, gap in itertools.product(DEVICES, self.OPS, (False, True)):
+            for dtypes in kinds[op]:
+                self.check_16_bits(device, op, gap, dtypes)
+
+    def check_16_bits(self, device, op, gap, dtypes):
+        with self.subTest(device=device, op=op, gap=gap, dtypes=dtypes), torch.no_grad():
+            tensors, pools = self.make(op, device, gap=gap)
+            small = {}
+            for (name, wide), dtype in zip(pools.items(), dtypes):
+                small[name] = torch.empty_strided(wide.shape, wide.stride(), dtype=dtype, device=device).copy_(wide)
+                wide.copy_(small[name])
+            before = {name: pool.clone() for name, pool in pools.items()}
+            options = {"cu_seqlens": torch.tensor([0, 7, 7, 15, 19], device=device),
+                       "slots": torch.tensor([4, 1, -1, 0], device=device),
+                       "starts_zero": torch.tensor([False, False, True, True], device=device)}
+            y = self.call(op, tensors, small, **options)
+            self.assertTrue(torch.equal(y, self.call(op, tensors, pools, **options)))
+            for name, wide in pools.items():
+                self.assertTrue(torch.equal(small[name], wide.to(small[name].dtype)))
+                self.assertFalse(torch.equal(wide, before[name]))
 
     def test_chunked_prefill(self):
         """A sequence in two calls ends like in one call.  seq_count keeps the call from touching later sequences."""
@@ -870,9 +879,213 @@ class Pools(unittest.TestCase):
                 self.call(op, make(op, B=1, rows=4), pools, **right)
         tensors, pools = self.make("conv_ssd", "cpu")
         for state, text in ((pools["state"][:5], r"state has shape \[5, 4, 6, 8\]: must be \[6,H,P,N\]"),
-                            (pools["state"].bfloat16(), "state has dtype torch.bfloat16: must be torch.float32")):
+                            (pools["state"].double(), "state has dtype torch.float64: must be torch.float32 or torch.b")):
             with self.subTest(text=text), torch.no_grad(), self.assertRaisesRegex(ArgumentError, text):
                 self.call("conv_ssd", tensors, {**pools, "state": state}, **right)
+
+
+class Snapshots(unittest.TestCase):
+    """Forward that also writes the states of prefixes.  A snapshot must equal the final state of a call on the prefix
+    alone, bit for bit, because segments = 1."""
+
+    OPS, EVERY = tuple(operator.name for operator in OPERATORS if operator.of_snapshots), 128
+    BOUNDS = (0, 140, 140, 410, 550)  # packed: 1, 0, 2 and 1 snapshots, and the rows 0, -, 1, 2 and 3 of 4
+    ROWS = ((0, 1), (140, 1), (140, 2), (410, 1))  # of each row: the first token, and the multiple of EVERY
+
+    def call(self, op, tensors, **options):
+        values = [tensors[name] for name in INPUTS[op].split() if name not in STATES]
+        if op == "conv_ssd":
+            options = {**options, "state_size": 8, "groups": 2}
+        return getattr(gt, op)(*values, segments=1, **options)
+
+    def make(self, op, device="cpu", B=1, T=550, rows=4):
+        """Returns (tensors, states by name)."""
+        tensors = {name: value.detach() for name, value in make(op, device, B=B, T=T, rows=rows).items()}
+        return tensors, {name: tensors.pop(name) for name in INPUTS[op].split() if name in STATES}
+
+    def buffers(self, states, *rows, dtype=torch.float32):
+        """Returns buffers of snapshots, filled with 7, in the order of the states.  conv_snapshots has the dtype of
+        conv_state."""
+        return {name.replace("state", "snapshots"):
+                torch.full((*rows, *state.shape[1:]), 7.0, device=state.device,
+                           dtype=dtype if name == "state" else state.dtype) for name, state in states.items()}
+
+    def final(self, op, tensors, states, first, end):
+        """The final states of a call on the tokens first to end - 1, from the given states, without other tokens."""
+        part = {name: value[:, first:end].contiguous() if is_activation(op, name) else value
+                for name, value in tensors.items()}
+        return self.call(op, part, **states, final_state=True)[1:]
+
+    def check_packed(self, op, tensors, states, buffers, starts):
+        """starts: of each row, the first states of its sequence."""
+        for row, ((first, count), start) in enumerate(zip(self.ROWS, starts)):
+            final = self.final(op, tensors, start, first, first + count * self.EVERY)
+            for (name, buffer), right in zip(buffers.items(), final):
+                self.assertTrue(torch.equal(buffer[row], right[0].to(buffer.dtype)), (name, row))
+
+    def test_pools(self):
+        """Also with 16-bit snapshots.  A sequence without a row in the pool has no snapshots."""
+        for device, op, dtype in itertools.product(DEVICES, self.OPS, (torch.float32, torch.bfloat16, torch.float16)):
+            with self.subTest(device=device, op=op, dtype=dtype), torch.no_grad():
+                tensors, pools = self.make(op, device, rows=6)
+                if op == "conv_ssd":
+                    pools["conv_state"] = pools["conv_state"].to(dtype)
+                before = {name: pool.clone() for name, pool in pools.items()}
+                buffers = self.buffers(pools, 4, dtype=dtype)
+                options = {"cu_seqlens": torch.tensor(self.BOUNDS, device=device),
+                           "starts_zero": torch.tensor([False, False, True, False], device=device)}
+                right = self.call(op, tensors, **{name: pool.clone() for name, pool in before.items()},
+                                  slots=torch.tensor([4, 1, 3, 0], device=device), **options)
+                versions = [buffer._version for buffer in buffers.values()]
+                y = self.call(op, tensors, **pools, slots=torch.tensor([4, 1, 3, 0], device=device), **options,
+                              **buffers, snapshot_every=self.EVERY)
+                self.assertTrue(torch.equal(y, right))
+                self.assertEqual([buffer._version for buffer in buffers.values()],
+                                 [version + 1 for version in versions])
+                starts = [{name: pool[slot:slot + 1].float() * (0 if row in (1, 2) else 1) for name, pool in before.items()}
+                          for row, slot in enumerate((4, 3, 3, 0))]
+                self.check_packed(op, tensors, before, buffers, starts)
+                skipped = self.buffers(pools, 4, dtype=dtype)
+                self.call(op, tensors, **pools, slots=torch.tensor([-1, 1, 3, 9], device=device), **options,
+                          **skipped, snapshot_every=self.EVERY)
+                for buffer in skipped.values():
+                    self.assertTrue((buffer[[0, 3]] == 7).all() and not (buffer[1:3] == 7).all())
+
+    def test_packed(self):
+        """Without slots; the final states are those of a call without snapshots."""
+        for device, op in itertools.product(DEVICES, self.OPS):
+            with self.subTest(device=device, op=op), torch.no_grad():
+                tensors, states = self.make(op, device)
+                buffers, bounds = self.buffers(states, 4), torch.tensor(self.BOUNDS, device=device)
+                right = self.call(op, tensors, **states, cu_seqlens=bounds, final_state=True)
+                found = self.call(op, tensors, **states, cu_seqlens=bounds, final_state=True, **buffers,
+                                  snapshot_every=self.EVERY)
+                self.assertEqual(len(found), len(right))
+                for a, b in zip(found, right):
+                    self.assertTrue(torch.equal(a, b))
+                self.check_packed(op, tensors, states, buffers,
+                                  [{name: state[s:s + 1] for name, state in states.items()} for s in (0, 2, 2, 3)])
+
+    def test_batch(self):
+        """Without packed sequences, with and without first states; each buffer also alone."""
+        for device, op, has_states in itertools.product(DEVICES, self.OPS, (False, True)):
+            with self.subTest(device=device, op=op, has_states=has_states), torch.no_grad():
+                tensors, states = self.make(op, device, B=2, T=300, rows=2)
+                buffers, given = self.buffers(states, 2, 2), states if has_states else {}
+                y = self.call(op, tensors, **given, **buffers, snapshot_every=self.EVERY)
+                self.assertTrue(torch.equal(y, self.call(op, tensors, **given)))
+                for i in range(2):
+                    final = self.final(op, tensors, given, 0, (i + 1) * self.EVERY)
+                    for (name, buffer), right in zip(buffers.items(), final):
+                        self.assertTrue(torch.equal(buffer[:, i], right), (name, i))
+                for name, buffer in buffers.items():
+                    alone = torch.zeros_like(buffer)
+                    self.call(op, tensors, **given, **{name: alone}, snapshot_every=self.EVERY)
+                    self.assertTrue(torch.equal(alone, buffer))
+
+    def test_fewer_tokens(self):
+        """A call with fewer than snapshot_every tokens has a buffer without rows."""
+        for op in self.OPS:
+            with self.subTest(op=op), torch.no_grad():
+                tensors, states = self.make(op, T=19, rows=1)
+                y = self.call(op, tensors, **states, **self.buffers(states, 1, 0), snapshot_every=self.EVERY)
+                self.assertTrue(torch.equal(y, self.call(op, tensors, **states)))
+
+    def test_autocast(self):
+        """Activations are cast; buffers, w and dt stay float32."""
+        for op in self.OPS:
+            with self.subTest(op=op), torch.no_grad():
+                tensors, states = self.make(op, B=2, T=150, rows=2)
+                buffers, twice = self.buffers(states, 2, 1), self.buffers(states, 2, 1)
+                with torch.autocast("cpu", torch.bfloat16):
+                    y = self.call(op, tensors, **states, **buffers, snapshot_every=self.EVERY)
+                small = {name: value.bfloat16() if is_activation(op, name) and name not in ("w", "dt") else value
+                         for name, value in tensors.items()}
+                self.assertTrue(torch.equal(y, self.call(op, small, **states, **twice, snapshot_every=self.EVERY)))
+                for name, buffer in buffers.items():
+                    self.assertTrue(torch.equal(buffer, twice[name]))
+
+    def test_compiled(self):
+        """One graph, also with a dynamic length."""
+        for op, has_pool in itertools.product(self.OPS, (False, True)):
+            with self.subTest(op=op, has_pool=has_pool), torch.no_grad():
+                torch._dynamo.reset()
+                compiled = torch.compile(lambda t, s, b, o: self.call(op, t, **s, **b, **o, snapshot_every=self.EVERY)
+                                         + 1, fullgraph=True, backend="aot_eager", dynamic=True)
+                for T in (300, 300, 700):
+                    tensors, states = self.make(op, T=T, rows=2)
+                    options = {"cu_seqlens": torch.tensor([0, 140, T])}
+                    if has_pool:
+                        options["slots"] = torch.tensor([1, 0])
+                    pools = {name: state.clone() for name, state in states.items()}
+                    buffers, twice = (self.buffers(states, T // self.EVERY) for _ in range(2))
+                    y = self.call(op, tensors, **states, **buffers, **options, snapshot_every=self.EVERY) + 1
+                    self.assertTrue(torch.equal(compiled(tensors, pools, twice, options), y))
+                    for name, buffer in buffers.items():
+                        self.assertTrue(torch.equal(buffer, twice[name]))
+                        self.assertFalse((buffer == 7).all())
+                    for name, state in states.items():
+                        self.assertTrue(torch.equal(state, pools[name]))
+
+    def test_opcheck(self):
+        for op in self.OPS:
+            tensors, states = self.make(op, T=150, rows=2)
+            options = {"wkv6": (0, 1.0, 1), "ssd": (1, 0, 0.0, 0.0, 1), "conv_ssd": (8, 2, 1, 0, 0.0, 0.0, 1)}[op]
+            values, bounds = (*tensors.values(), *states.values()), torch.tensor([0, 15, 150], dtype=torch.int32)
+            slots = torch.tensor([1, 0], dtype=torch.int32)
+            for buffers in (tuple(self.buffers(states, 1).values()), (None,) * len(states)):
+                every = (self.EVERY if buffers[0] is not None else 0,)
+                torch.library.opcheck(getattr(torch.ops.gt_kernels, f"{op}_snapshots").default,
+                                      (*values, bounds, None, *buffers, *options, *every))
+                torch.library.opcheck(getattr(torch.ops.gt_kernels, f"{op}_pool").default,
+                                      (*values, bounds, None, slots, None, *buffers, *options, *every))
+
+    def test_refusals(self):
+        bounds, slots = torch.tensor([0, 140, 300]), torch.tensor([1, 0])
+        for op, has_pool in itertools.product(self.OPS, (False, True)):
+            tensors, states = self.make(op, T=300, rows=2)
+            buffers = self.buffers(states, 2)
+            options = {"cu_seqlens": bounds, **({"slots": slots} if has_pool else {})}
+            for name, buffer in buffers.items():
+                wide = torch.zeros(2, 2, *buffer.shape[1:])
+                for bad, every, text in (
+                        (buffer, 0, f"snapshot_every = 0: must be a positive multiple of 128, because {name} is given"
+                         if name == list(buffers)[0] else "snapshot_every = 0: must be"),
+                        (buffer, 64, "snapshot_every = 64: must be a positive multiple of 128"),
+                        (buffer, -128, "snapshot_every = -128: must be a positive multiple of 128"),
+                        (buffer, 1.5, "snapshot_every = 1.5: must be an integer"),
+                        (buffer[:1], 128, rf"{name} has shape \[1, .*\]: must be \[floor\(T/snapshot_every\),"),
+                        (buffer[None], 128, rf"{name} has shape \[1, 2, .*\]: must be "),
+                        (buffer, 256, rf"{name} has shape \[2, .*\]: must be .* = \[1, ") if
+                        name == list(buffers)[0] else (buffer, 256, "has shape"),
+                        (buffer[..., :1], 128, rf"{name} has shape \[2, .*, 1\]: must be "),
+                        (buffer.double(), 128, f"{name} has dtype torch.float64: must be torch.float32"),
+                        (buffer.int(), 128, f"{name} has dtype torch.int32: must be a floating-point dtype"),
+                        (buffer.to("meta"), 128, f"{name} is on meta: must be on cpu"),
+                        (wide[:, 1], 128, rf"{name} has strides .*: must be contiguous, because the call writes it"),
+                        (torch._neg_view(buffer), 128, f"{name} is a negated view: must be a plain tensor")):
+                    before = {key: value.clone() for key, value in {**states, **buffers}.items()}
+                    with self.subTest(op=op, has_pool=has_pool, text=text), torch.no_grad(), \
+                            self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.{op}: .*{text}"):
+                        self.call(op, tensors, **states, **{**buffers, name: bad}, **options, snapshot_every=every)
+                    for key, value in {**states, **buffers}.items():
+                        self.assertTrue(torch.equal(value, before[key]))
+            with torch.no_grad(), self.assertRaisesRegex(
+                    ArgumentError, f"^gt_kernels.torch.{op}: snapshot_every = 128: is given without snapshots"):
+                self.call(op, tensors, **states, **options, snapshot_every=128)
+            for name in (list(buffers)[0], list(tensors)[0]):
+                given, kept = dict(tensors), dict(buffers)
+                holder = given if name in given else kept
+                holder[name] = holder[name].clone().requires_grad_()
+                with self.assertRaisesRegex(UnsupportedError, f"^gt_kernels.torch.{op}: this call .* has no gradients"):
+                    self.call(op, given, **states, **kept, **options, snapshot_every=128)
+        tensors, states = self.make("conv_ssd", T=300, rows=2)
+        for dtype, kept, slots in ((torch.float32, torch.float16, None), (torch.float16, torch.float32, slots)):
+            states["conv_state"] = states["conv_state"].to(dtype)
+            buffers = self.buffers(states, 2)
+            buffers["conv_snapshots"] = buffers["conv_snapshots"].to(kept)
+            with torch.no_grad(), self.assertRaisesRegex(ArgumentError, f"conv_snapshots has dtype {kept}: must be {dtype}"):
+                self.call("conv_ssd", tensors, **states, cu_seqlens=bounds, slots=slots, **buffers, snapshot_every=128)
 
 
 class Layouts(unittest.TestCase):
@@ -1276,7 +1489,7 @@ class PyTorch(unittest.TestCase):
         values = [value.detach() for value in make("conv_ssd", T=5, B=1, rows=2).values()]
         slots, zero = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
         torch.library.opcheck(torch.ops.gt_kernels.conv_ssd_pool.default,
-                              (*values, bounds, None, slots, zero, 8, 2, 1, 0, 0.0, 0.0, 0))
+                              (*values, bounds, None, slots, zero, None, None, 8, 2, 1, 0, 0.0, 0.0, 0, 0))
         import gt_kernels.compat  # noqa: F401 - it defines the operator
         torch.library.opcheck(torch.ops.gt_kernels.count_bounds.default, (torch.tensor([[True, False], [True, True]]),))
 

@@ -18,6 +18,7 @@ assert_type(gt.conv_ssd(x, x, x, x, state_size=8, final_state=True), tuple[torch
 assert_type(gt.wkv_ssm(x, x, x, x, None, x, x, x, x, x), tuple[torch.Tensor, torch.Tensor])
 assert_type(gt.ssd_step(x, x, x, x, x, None, None, None, x, dt_limit=(0.0, 1.0), slots=x), torch.Tensor)
 assert_type(gt.ssd(x, x, x, x, x, state=x, cu_seqlens=x, slots=x, starts_zero=x), torch.Tensor)
+assert_type(gt.ssd(x, x, x, x, x, state=x, cu_seqlens=x, slots=x, snapshots=x, snapshot_every=256), torch.Tensor)
 assert_type(gt.norm_gate(x, None, x, norm="layer", heads=2), torch.Tensor)
 assert_type(gt.add_norm(x, x, sum_in_fp32=True, reads_sum=True), tuple[torch.Tensor, torch.Tensor])
 assert_type(compat.chunk_rwkv6(x, x, x, x, x, output_final_state=True), tuple[torch.Tensor, Optional[torch.Tensor]])

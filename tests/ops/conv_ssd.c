@@ -25,8 +25,7 @@ static const test_field fields[] = {TEST_DIVISOR(conv_ssd, G, 'H'),
             {AT(conv_ssd, dt_limit), 'i', 1}, {AT(conv_ssd, dt_min), 'f', min}, { AT(conv_ssd, dt_max), 'f', max }     \
         }                                                                                                              \
     }
-static const test_bad_value bad_values[] = {BAD_RESERVED(conv_ssd, state_dtype),
-                                            BAD_SIZE(conv_ssd, G),
+static const test_bad_value bad_values[] = {BAD_SIZE(conv_ssd, G),
                                             BAD_DIVISOR(conv_ssd, G, 3),
                                             BAD(conv_ssd, W, 'l', 1, GT_ERROR_SIZE, "W = 1"),
                                             BAD(conv_ssd, W, 'l', 5, GT_ERROR_SIZE, "W = 5"),

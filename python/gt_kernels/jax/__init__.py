@@ -20,7 +20,8 @@ For every function
              and slots[s] is the row of sequence s.  The call returns (y, pool); donate the pool, otherwise XLA copies
              it.  starts_zero [sequences], bool or integers: a sequence whose element is not 0 starts from zero.  A
              sequence whose row lies outside of the pool is skipped; its y is 0.  These calls have no derivatives.  A
-             pool of wkv6, ssd and conv1d may be bfloat16 or float16: each new state is then rounded to nearest.
+             pool may be bfloat16 or float16: each new state is then rounded to nearest.  The two pools of conv_ssd may
+             have different dtypes.
   recompute  True: forward saves only its inputs for backward, and backward computes the rest again.
   Steps      return (y, state).  XLA updates the memory of the state in place if the caller donates it.
   Transforms jit, grad, scan, checkpoint, vmap and shard_map over batch and heads.  vmap makes one larger call where

@@ -142,8 +142,8 @@ class Call:
         struct.dtype = DTYPES[dtype.name]
         for field, value in values.items():
             written = self.in_place(field) if call == "pool" else field if call == "step" else ""
-            if "state_out" in written and operator.parameter_dtype:
-                struct.state_dtype = DTYPES[value.dtype.name]
+            if "state_out" in written and operator.state_dtype(written):
+                put(struct, operator.state_dtype(written), DTYPES[value.dtype.name])
             if self.shapes.kind_of.get(schema_name(field)) == "w":
                 put(struct, companion(field), DTYPES[value.dtype.name])
 
@@ -333,7 +333,7 @@ class Function:
                 right = "float32, bfloat16 or float16" if first.name not in DTYPES else str(first)
                 self.refuse(function, name, f"has dtype {array.dtype}: must be {right}", c.GT_ERROR_DTYPE)
             if kind == "f" and ("state_out" in field or ("state_in" in field and "slots" in fields)):
-                right = DTYPES if self.operator.parameter_dtype else ("float32",)
+                right = DTYPES if self.operator.state_dtype(field) else ("float32",)
                 if array.dtype.name not in right:
                     self.refuse(function, name, f"has dtype {array.dtype}: must be {' or '.join(right)}",
                                 c.GT_ERROR_DTYPE)

@@ -25,8 +25,17 @@ For every function
              row in place.  It returns only y, which has no gradients.  starts_zero [sequences], bool or integers: a
              sequence whose element is not 0 starts from zero.  A sequence whose row lies outside of the pool is
              skipped; its y is 0.  No two sequences may have the same row.  Rows may lie apart; conv1d takes a pool in
-             any strides.  A pool of wkv6, ssd and conv1d may be bfloat16 or float16: each new state is then rounded to
-             nearest.
+             any strides.  A pool may be bfloat16 or float16: each new state is then rounded to nearest.  The two pools
+             of conv_ssd may have different dtypes.
+  Snapshots  wkv6, ssd and conv_ssd also write the states of prefixes, for prefix caches: the state of each sequence
+             after every snapshot_every tokens, a multiple of 128.  The call writes them to `snapshots`, a buffer of the
+             caller, and conv_ssd writes states of the convolution to conv_snapshots.  With cu_seqlens, with or without
+             slots, the buffer has shape [floor(T / snapshot_every), ...]; "..." is the shape of a state.  Snapshot i of
+             sequence s is row floor(cu_seqlens[s] / snapshot_every) + i.  The call does not write other rows.  Without
+             cu_seqlens the shape is [B, floor(T / snapshot_every), ...].  Buffers are contiguous, and float32, bfloat16
+             or float16, whatever dtype the states have; but conv_snapshots has the dtype of conv_state.  A call with
+             snapshots has no gradients.  With segments=1 a float32 snapshot has the bits of the final state of a call
+             on its tokens alone.
   recompute  True: forward saves only its inputs for backward, and backward computes the rest again.
   Results    repeat bit for bit.  Gradients of gradients are not supported.
   Transforms torch.func and forward-mode derivatives work or raise an error; no tangent is lost.
@@ -91,19 +100,28 @@ def _dt_limit(operator, dt_limit):
     return 1, _float(operator, "dt_limit[0]", low), _float(operator, "dt_limit[1]", high)
 
 
-def _call(name, tensors, options, final_state=False, recompute=False, slots=None, starts_zero=None):
-    """Calls forward.  `tensors` are in the order of the operator's table, followed by the packed sequences."""
+def _call(name, tensors, options, final_state=False, recompute=False, slots=None, starts_zero=None, snapshots=(),
+          snapshot_every=0):
+    """Calls forward.  `tensors` are in the order of the operator's table, followed by the packed sequences.
+    `snapshots`: the operator's buffers of snapshots, each a tensor or None."""
     engine = _engine.ENGINES[name]
     final_state, recompute = _flag(name, "final_state", final_state), _flag(name, "recompute", recompute)
+    every = (_int(name, "snapshot_every", snapshot_every),) * len(snapshots)
+    keeps = any(buffer is not None for buffer in snapshots)
+    if snapshot_every and not keeps:
+        refuse(f"gt_kernels.torch.{name}", f"snapshot_every = {snapshot_every}: is given without snapshots")
     if slots is not None:
         if final_state:
             refuse(f"gt_kernels.torch.{name}", "final_state = True: must be False with slots, because "
                    "final states go to rows of the pool")
         if isinstance(starts_zero, torch.Tensor) and starts_zero.dtype == torch.bool:
             starts_zero = starts_zero.to(torch.int32)
-        return _update("pool", name, (*tensors, slots, starts_zero), options)
+        return _update("pool", name, (*tensors, slots, starts_zero, *snapshots), options + every[:1])[0]
     if starts_zero is not None:
         refuse(f"gt_kernels.torch.{name}", "starts_zero is given without slots")
+    if keeps:
+        results = _update("snapshots", name, (*tensors, *snapshots), options + every[:1])
+        return tuple(results) if final_state else results[0]
     if torch.compiler.is_dynamo_compiling():
         results = engine.dispatch(engine.convert("infer", tensors), engine.rest(options, final_state, recompute))
     else:
@@ -129,18 +147,18 @@ def _update(call, name, tensors, options):
 
 
 def _step(name, tensors, options):
-    return _update("step", name, tensors, options)
+    return _update("step", name, tensors, options)[0]
 
 
 def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=False, cu_seqlens=None,
-         seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False):
+         seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False, snapshots=None, snapshot_every=0):
     """RWKV-6 time mixing.  r k w [B,T,H,N], v [B,T,H,V], u [H,N] (None: 0), state [B,H,N,V] (None: 0) -> y [B,T,H,V].
     decay="raw": the decay is exp(-exp(w)), as RWKV-6 trains it.  decay="log": the decay is exp(w), with w <= 0.  A
     token reads the state before it, and adds itself with the bonus u.  y is multiplied by scale."""
     options = (_choice("wkv6", "decay", _DECAY, decay), _float("wkv6", "scale", scale),
                _int("wkv6", "segments", segments))
     return _call("wkv6", (r, k, v, w, u, state, cu_seqlens, seq_count), options, final_state, recompute, slots,
-                 starts_zero)
+                 starts_zero, (snapshots,), snapshot_every)
 
 
 def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None, tokens=None, commit=None, rounding=None):
@@ -157,14 +175,16 @@ def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None, token
 
 
 def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, dt_limit=None,
-        final_state=False, cu_seqlens=None, seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False):
+        final_state=False, cu_seqlens=None, seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False,
+        snapshots=None, snapshot_every=0):
     """Mamba-2's state space duality.  x z [B,T,H,P], dt [B,T,H], A dt_bias [H], Bm Cm [B,T,G,N], Dskip [H] or [H,P],
     state [B,H,P,N] -> y [B,T,H,P].  The time step is dt + dt_bias, or with softplus=True the softplus of this sum.
     dt_limit = (smallest, largest) then clamps it.  z gates y with SiLU; in bfloat16 on a GPU backward computes the
     gradient of z from y, so y must not be changed in place before backward."""
     return _call("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
                  (_flag("ssd", "softplus", softplus), *_dt_limit("ssd", dt_limit),
-                  _int("ssd", "segments", segments)), final_state, recompute, slots, starts_zero)
+                  _int("ssd", "segments", segments)), final_state, recompute, slots, starts_zero, (snapshots,),
+                 snapshot_every)
 
 
 def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_limit=None, slots=None, tokens=None,
@@ -229,7 +249,8 @@ def wkv4_step(k, v, w, u, state, *, decay="raw", slots=None, tokens=None, commit
 
 def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, conv_state=None, state=None, *,
              state_size, groups=1, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
-             slots=None, starts_zero=None, segments=0, recompute=False):
+             slots=None, starts_zero=None, segments=0, recompute=False, conv_snapshots=None, snapshots=None,
+             snapshot_every=0):
     """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], whose rows are x [H,P], Bm
     [G,N] and Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P], z
     [B,T,H,P], conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups is G.  final_state=True
@@ -238,7 +259,8 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
     return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
                  (_int("conv_ssd", "state_size", state_size), _int("conv_ssd", "groups", groups),
                   _flag("conv_ssd", "softplus", softplus), *_dt_limit("conv_ssd", dt_limit),
-                  _int("conv_ssd", "segments", segments)), final_state, recompute, slots, starts_zero)
+                  _int("conv_ssd", "segments", segments)), final_state, recompute, slots, starts_zero,
+                 (conv_snapshots, snapshots), snapshot_every)
 
 
 def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,

@@ -31,23 +31,25 @@ def conv_ssd(xBC: Tensor, dt: Tensor, weight: Tensor, A: Tensor, bias: Tensor | 
              conv_state: Tensor | None = None, state: Tensor | None = None, *, state_size: int, groups: int = 1,
              softplus: bool = False, dt_limit: tuple[float, float] | None = None, final_state: Literal[False] = False,
              cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None, slots: Tensor | None = None,
-             starts_zero: Tensor | None = None, segments: int = 0, recompute: bool = False) -> Tensor: ...
+             starts_zero: Tensor | None = None, segments: int = 0, recompute: bool = False,
+             conv_snapshots: Tensor | None = None, snapshots: Tensor | None = None,
+             snapshot_every: int = 0) -> Tensor: ...
 @overload
 def conv_ssd(xBC: Tensor, dt: Tensor, weight: Tensor, A: Tensor, bias: Tensor | None = None,
              Dskip: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
              conv_state: Tensor | None = None, state: Tensor | None = None, *, state_size: int, groups: int = 1,
              softplus: bool = False, dt_limit: tuple[float, float] | None = None, final_state: Literal[True],
              cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None, slots: None = None,
-             starts_zero: None = None, segments: int = 0,
-             recompute: bool = False) -> tuple[Tensor, Tensor, Tensor]: ...
+             starts_zero: None = None, segments: int = 0, recompute: bool = False, conv_snapshots: Tensor | None = None,
+             snapshots: Tensor | None = None, snapshot_every: int = 0) -> tuple[Tensor, Tensor, Tensor]: ...
 @overload
 def conv_ssd(xBC: Tensor, dt: Tensor, weight: Tensor, A: Tensor, bias: Tensor | None = None,
              Dskip: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
              conv_state: Tensor | None = None, state: Tensor | None = None, *, state_size: int, groups: int = 1,
              softplus: bool = False, dt_limit: tuple[float, float] | None = None, final_state: bool,
              cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None, slots: None = None,
-             starts_zero: None = None, segments: int = 0,
-             recompute: bool = False) -> Tensor | tuple[Tensor, Tensor, Tensor]: ...
+             starts_zero: None = None, segments: int = 0, recompute: bool = False, conv_snapshots: Tensor | None = None,
+             snapshots: Tensor | None = None, snapshot_every: int = 0) -> Tensor | tuple[Tensor, Tensor, Tensor]: ...
 def norm_gate(x: Tensor, z: Tensor | None = None, gamma: Tensor | None = None, beta: Tensor | None = None, *,
               norm: Literal["rms", "layer"] = "rms", gate_first: bool = False, heads: int = 1,
               eps: float = 1e-05) -> Tensor: ...
@@ -82,19 +84,21 @@ def ssd(x: Tensor, dt: Tensor, A: Tensor, Bm: Tensor, Cm: Tensor, Dskip: Tensor 
         dt_bias: Tensor | None = None, state: Tensor | None = None, *, softplus: bool = False,
         dt_limit: tuple[float, float] | None = None, final_state: Literal[False] = False,
         cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None, slots: Tensor | None = None,
-        starts_zero: Tensor | None = None, segments: int = 0, recompute: bool = False) -> Tensor: ...
+        starts_zero: Tensor | None = None, segments: int = 0, recompute: bool = False, snapshots: Tensor | None = None,
+        snapshot_every: int = 0) -> Tensor: ...
 @overload
 def ssd(x: Tensor, dt: Tensor, A: Tensor, Bm: Tensor, Cm: Tensor, Dskip: Tensor | None = None, z: Tensor | None = None,
         dt_bias: Tensor | None = None, state: Tensor | None = None, *, softplus: bool = False,
         dt_limit: tuple[float, float] | None = None, final_state: Literal[True], cu_seqlens: Tensor | None = None,
         seq_count: Tensor | None = None, slots: None = None, starts_zero: None = None, segments: int = 0,
-        recompute: bool = False) -> tuple[Tensor, Tensor]: ...
+        recompute: bool = False, snapshots: Tensor | None = None, snapshot_every: int = 0) -> tuple[Tensor, Tensor]: ...
 @overload
 def ssd(x: Tensor, dt: Tensor, A: Tensor, Bm: Tensor, Cm: Tensor, Dskip: Tensor | None = None, z: Tensor | None = None,
         dt_bias: Tensor | None = None, state: Tensor | None = None, *, softplus: bool = False,
         dt_limit: tuple[float, float] | None = None, final_state: bool, cu_seqlens: Tensor | None = None,
         seq_count: Tensor | None = None, slots: None = None, starts_zero: None = None, segments: int = 0,
-        recompute: bool = False) -> Tensor | tuple[Tensor, Tensor]: ...
+        recompute: bool = False, snapshots: Tensor | None = None,
+        snapshot_every: int = 0) -> Tensor | tuple[Tensor, Tensor]: ...
 def ssd_step(x: Tensor, dt: Tensor, A: Tensor, Bm: Tensor, Cm: Tensor, Dskip: Tensor | None, z: Tensor | None,
              dt_bias: Tensor | None, state: Tensor, *, softplus: bool = False,
              dt_limit: tuple[float, float] | None = None, slots: Tensor | None = None, tokens: Tensor | None = None,
@@ -119,17 +123,20 @@ def wkv4_step(k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, state: Tensor, 
 def wkv6(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None = None, state: Tensor | None = None, *,
          decay: Literal["raw", "log"] = "raw", scale: float = 1.0, final_state: Literal[False] = False,
          cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None, slots: Tensor | None = None,
-         starts_zero: Tensor | None = None, segments: int = 0, recompute: bool = False) -> Tensor: ...
+         starts_zero: Tensor | None = None, segments: int = 0, recompute: bool = False, snapshots: Tensor | None = None,
+         snapshot_every: int = 0) -> Tensor: ...
 @overload
 def wkv6(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None = None, state: Tensor | None = None, *,
          decay: Literal["raw", "log"] = "raw", scale: float = 1.0, final_state: Literal[True],
          cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None, slots: None = None,
-         starts_zero: None = None, segments: int = 0, recompute: bool = False) -> tuple[Tensor, Tensor]: ...
+         starts_zero: None = None, segments: int = 0, recompute: bool = False, snapshots: Tensor | None = None,
+         snapshot_every: int = 0) -> tuple[Tensor, Tensor]: ...
 @overload
 def wkv6(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None = None, state: Tensor | None = None, *,
          decay: Literal["raw", "log"] = "raw", scale: float = 1.0, final_state: bool, cu_seqlens: Tensor | None = None,
          seq_count: Tensor | None = None, slots: None = None, starts_zero: None = None, segments: int = 0,
-         recompute: bool = False) -> Tensor | tuple[Tensor, Tensor]: ...
+         recompute: bool = False, snapshots: Tensor | None = None,
+         snapshot_every: int = 0) -> Tensor | tuple[Tensor, Tensor]: ...
 def wkv6_step(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, state: Tensor, *,
               decay: Literal["raw", "log"] = "raw", scale: float = 1.0, slots: Tensor | None = None,
               tokens: Tensor | None = None, commit: Tensor | None = None,

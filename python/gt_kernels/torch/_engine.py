@@ -1,5 +1,6 @@
 """The operators as PyTorch custom operators.  gt_kernels::OP_infer is forward without gradients.  OP_forward is forward
 with OP_backward as its gradient.  OP_step is a decoding step.  OP_pool is packed forward with states in rows of pools.
+OP_snapshots is forward without gradients that also fills the caller's buffers of snapshots.
 
 CUDA tensors run the kernels, on the current stream with memory from PyTorch's allocator.  CPU tensors run the twins.  A
 call is planned once for its shapes, strides, dtypes and options (_plan.py).  A later call with the same plan costs a
@@ -132,15 +133,23 @@ class Engine:
         if operator.has_steps:
             self.names["step"] = in_place + operator.of_steps
         if operator.has_pools:
-            self.names["pool"] = in_place + packed + ("slots", "starts_zero")
+            self.names["pool"] = in_place + packed + ("slots", "starts_zero") + operator.of_snapshots
+        if operator.of_snapshots:
+            self.names["snapshots"] = inputs + packed + operator.of_snapshots
         if operator.decays:  # for batches without packed sequences: see distributed.py
             self.names.update(segment=inputs, segment_backward=("dy",) + inputs)
         # How each call converts its tensors: one letter for each, see convert().  "-" means no conversion.
         kinds = "".join(tensor.kind for tensor in operator.tensors)
         self.kinds = {"infer": kinds + "i" * len(packed)}
+        no_change = "-" * len(operator.of_snapshots)
+        self.kinds["snapshots"] = self.kinds["infer"] + no_change
         kinds = kinds[:len(inputs) - self.state_count] + "-" * self.state_count
-        self.kinds.update(step=kinds + "i" * len(operator.of_steps), pool=kinds + "iiii")
+        self.kinds.update(step=kinds + "i" * len(operator.of_steps), pool=kinds + "iiii" + no_change)
         self.option_count = len(operator.options)
+        # the options of each call, of which snapshot_every is the last
+        self.option_counts = dict.fromkeys(self.names, self.option_count)
+        for call in ("pool", "snapshots") * bool(operator.of_snapshots):
+            self.option_counts[call] += 1
         self.results = tuple(output.field for output in operator.outputs) + saved
         self.gradients = tuple(gradient(tensor.field) for tensor in operator.tensors
                                if tensor.name != operator.own_gradient)
@@ -168,20 +177,27 @@ class Engine:
         wanted = [f"bool {schema_name(field)}_wanted" for field in self.results[self.y_count:]]
         results = f"({', '.join('Tensor' for _ in self.results)})" if len(self.results) > 1 else "Tensor"
 
-        written = {name: f"({letter}!)" for name, letter in zip(self.states, "ab")}
+        every = ["int snapshot_every"] * bool(self.operator.of_snapshots)
+        written = {name: f"({letter}!)" for name, letter in zip(self.states + self.operator.of_snapshots, "abcd")}
+        optional |= set(self.operator.of_snapshots)
 
         def tensors(call):
-            return [f"Tensor{'?' if name in optional else written.get(name, '')} {name}" for name in self.names[call]]
+            return [f"Tensor{written.get(name, '')}{'?' if name in optional else ''} {name}"
+                    for name in self.names[call]]
 
         self.define_one("infer", tensors("infer") + options + wanted[:self.state_count], "Tensor[]")
         self.define_one("forward", tensors("forward") + options + wanted, results)
         self.define_one("backward", tensors("backward") + options + ["int wanted"], "Tensor[]")
+        if every:
+            outputs = ", ".join("Tensor" for _ in self.operator.outputs)
+            self.define_one("snapshots", tensors("snapshots") + options + every, f"({outputs})")
+            self.add_autograd("snapshots")
         self.add_autograd("infer")
         self.add_autograd("forward", self.autograd_context, self.autograd_backward)
         self.add_autograd("backward", lambda ctx, arguments, output: None, self.double_backward)
         for call in ("step", "pool"):
             if call in self.names:
-                self.define_one(call, tensors(call) + options, "Tensor")
+                self.define_one(call, tensors(call) + options + every * (call == "pool"), "Tensor")
                 self.add_autograd(call)
         for call in ("segment", "segment_backward", "join", "join_backward"):
             for device, prefix in (("cpu", "gt_ref_"), ("cuda", "gt_")) * bool(self.operator.decays):
@@ -192,7 +208,7 @@ class Engine:
         name = f"{self.name}_{call}"
         _library.define(f"{name}({', '.join(arguments)}) -> {results}", tags=_TAGS)
         for key, prefix in (("CPU", "gt_ref_"), ("CUDA", "gt_")):
-            function = f"{prefix}{self.name}_{'forward' if call in ('infer', 'pool') else call}"
+            function = f"{prefix}{self.name}_{'forward' if call in ('infer', 'pool', 'snapshots') else call}"
             self.functions[call, key.lower()] = getattr(c, function)
             _library.impl(name, lambda *arguments: self.run(call, arguments), key)
         torch.library.register_fake(f"gt_kernels::{name}", lambda *arguments: self.fake(call, arguments), lib=_library)
@@ -242,14 +258,16 @@ class Engine:
             return ("state_out" if call == "segment" else "dstate_in", "decay_out")
         if call == "backward":
             return tuple(field for bit, field in enumerate(self.gradients) if rest[-1] >> bit & 1)
-        flags = rest[self.option_count:]
+        if call == "snapshots":
+            return self.results[:len(self.operator.outputs)]
+        flags = rest[self.option_counts[call]:]
         return self.results[:self.y_count] + tuple(
             field for field, is_wanted in zip(self.results[self.y_count:], flags) if is_wanted)
 
     def plan(self, call, values, rest):
         pairs = list(zip(self.names[call], values))
         try:
-            return self.planner.plan(call, pairs, rest[:self.option_count], self.wanted(call, rest))
+            return self.planner.plan(call, pairs, rest[:self.option_counts[call]], self.wanted(call, rest))
         except c.Error as error:
             rename(error, self.function(call), self.public)
             raise
@@ -259,6 +277,8 @@ class Engine:
         tensors."""
         if call in ("step", "pool"):
             return outputs[0]
+        if call == "snapshots":
+            return tuple(outputs)
         if call != "forward":
             return outputs
         if len(self.results) == 1:
@@ -326,7 +346,8 @@ class Engine:
             if need is None:
                 args.workspace, args.workspace_bytes = None, 0  # these belong to the previous call
                 need = self.ask(call, args)
-                field = {"infer": "forward", "pool": "forward", "segment_backward": "segment"}.get(call, call)
+                field = {"infer": "forward", "pool": "forward", "snapshots": "forward",
+                         "segment_backward": "segment"}.get(call, call)
                 need = plan.workspace[alignment] = getattr(need, field)
             workspace = empty((need,), (1,), torch.uint8) if need else None
             args.workspace, args.workspace_bytes = workspace.data_ptr() if need else None, need
@@ -409,7 +430,8 @@ class Engine:
         return self.execute("infer", plan, present)
 
     def update(self, call, tensors, options):
-        """A step, or forward with a pool.  Returns y, and updates states in place."""
+        """A step, forward with a pool, or forward that fills snapshots.  Returns the outputs, and updates states in
+        place."""
         if _any_autocast():
             tensors = self.convert(call, tensors)
         if not _is_plain():
@@ -429,7 +451,7 @@ class Engine:
             self.refuse_gradients(call, present)
             plan = self.find_plan(call, tensors, options)
             self.remember(seen_key, present, plan, False)
-        return self.execute(call, plan, present)[0]
+        return self.execute(call, plan, present)
 
     def rest(self, options, final_state, recompute):
         """The arguments after the tensors in the schema of forward."""
@@ -458,10 +480,12 @@ class Engine:
 
     def refuse_gradients(self, call, tensors):
         if torch.is_grad_enabled() and _any_requires_grad(tensors):
-            other = {"step": "the function without _step", "pool": "a call without slots"}.get(call)
-            text = (f"this call updates the state in place and has no gradients: call it under torch.no_grad(), or use "
-                    f"{other}"
-                    if other else "this call has no gradients: use the operator of forward")
+            does, other = {
+                "step": ("updates the state in place", "the function without _step"),
+                "pool": ("updates the state in place", "a call without slots"),
+                "snapshots": ("writes snapshots", "a call without snapshots")}.get(call, (None, None))
+            text = (f"this call {does} and has no gradients: call it under torch.no_grad(), or use {other}"
+                    if does else "this call has no gradients: use the operator of forward")
             refuse(self.function(call), text, c.GT_ERROR_UNSUPPORTED)
 
     def refuse_tangents(self, call, tensors):
@@ -485,10 +509,13 @@ class Engine:
                     refuse(function, f"{name} has dtype {tensor.dtype}: must be a floating-point dtype",
                            c.GT_ERROR_DTYPE)
         if call != "infer" and not torch.compiler.is_dynamo_compiling():
-            for name, state in list(zip(names, tensors))[len(self.inputs) - self.state_count:len(self.inputs)]:
-                if state is not None and (state.is_neg() or state._is_zerotensor()):
+            written = () if call == "snapshots" else self.states
+            for name, public, state in zip(self.names[call], names, tensors):
+                if state is None or not (name in written or name in self.operator.of_snapshots):
+                    continue
+                if state.is_neg() or state._is_zerotensor():
                     what = "a negated view" if state.is_neg() else "zeros without memory"
-                    refuse(function, f"{name} is {what}: must be a plain tensor, because it is updated in place",
+                    refuse(function, f"{public} is {what}: must be a plain tensor, because it is updated in place",
                            c.GT_ERROR_STRIDE)
         first = tensors[0]
         dtype = None if first is None else first.dtype
@@ -526,7 +553,8 @@ class Engine:
 
     def dispatch_update(self, call, tensors, options):
         self.refuse_gradients(call, tensors)
-        return getattr(torch.ops.gt_kernels, f"{self.name}_{call}")(*tensors, *options)
+        results = getattr(torch.ops.gt_kernels, f"{self.name}_{call}")(*tensors, *options)
+        return results if call == "snapshots" else (results,)
 
     def make_direct(self):
         """Makes the autograd function of planned forward calls."""

@@ -118,7 +118,7 @@ class Planner(Shapes):
 
     def plan(self, call, values, options, wanted):
         """Plans a call.  values: (name, tensor or None) in the order of the schema.  options: in the order of
-        operator.options.  wanted: the fields of the outputs."""
+        operator.options; snapshot_every may follow.  wanted: the fields of the outputs."""
         operator, given = self.operator, {name: value for name, value in values if value is not None}
         for tensor in operator.tensors:
             if not tensor.optional and tensor.name not in given:
@@ -142,6 +142,7 @@ class Planner(Shapes):
         self.set_options(struct, options, sizes)
         self.set_dtypes(struct, call, given, plan.device)
         rows = self.set_sizes(struct, given, call, sizes)
+        self.check_snapshots(given, sizes, struct.snapshot_every if operator.of_snapshots else 0)
         shapes = {}
         for output in operator.outputs:
             shapes[output.field] = shapes[gradient(output.field)] = self.shape(output.shape, sizes, rows)
@@ -157,6 +158,11 @@ class Planner(Shapes):
                 if call == "pool":
                     plan.twins.append((self.words[field.replace("state_out", "state_in")], len(plan.inputs)))
                 plan.states.append(len(plan.inputs))
+            elif name in operator.of_snapshots:
+                plan.states.append(len(plan.inputs))
+                if not value.is_contiguous():
+                    self.fail(c.GT_ERROR_STRIDE, f"{name} has strides {tuple(value.stride())}: must be contiguous, "
+                              "because the call writes it")
             if call == "backward" and field in shapes and tuple(value.shape) != shapes[field]:
                 self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: must be {list(shapes[field])}")
             if not self.set_stride(struct, field, value, call):
@@ -220,9 +226,15 @@ class Planner(Shapes):
             kind = self.kind_of[name]
             right = {"x": (dtype,), "p": (dtype,), "w": (dtype, torch.float32), "i": (torch.int32,),
                      "b": (torch.uint8,), "f": (torch.float32,), "P": (torch.float32,)}[kind]
-            has_own = call in ("step", "pool") and name == "state_out" and self.operator.parameter_dtype
-            if has_own or (call == "step" and kind == "P"):
+            is_state = call in ("step", "pool") and name in self.state_in_place.values()
+            own = self.operator.state_dtype(self.field_of[name]) if is_state else None
+            if name in self.operator.of_snapshots:
+                own = "snapshot_dtype"
+            if own or (call == "step" and kind == "P"):
                 right = tuple(DTYPES)
+            if name == "conv_snapshots":  # have the dtype of conv_state, which has set conv_state_dtype
+                state, own = given.get("conv_state_out"), None
+                right = (torch.float32 if state is None else state.dtype,)
             if call == "step" and kind == "P":
                 right = parameters = parameters or (right if value.dtype not in right else (value.dtype,))
             if kind == "w":  # all of one field have one dtype
@@ -237,8 +249,8 @@ class Planner(Shapes):
                 put(struct, companion(self.field_of[name]), DTYPES[value.dtype])
             if call == "step" and kind == "P":
                 setattr(struct, self.operator.parameter_dtype, DTYPES[value.dtype])
-            if has_own:
-                struct.state_dtype = DTYPES[value.dtype]
+            if own:
+                put(struct, own, DTYPES[value.dtype])
         struct.dtype = DTYPES[dtype]
 
     def stride_type(self, field):
