@@ -1,11 +1,16 @@
 #!/bin/sh
-# check_resources.sh [--report] [--built ARCH FOLDER] ARCHS [PART...]: reads the resources of kernels from ptxas, and
-# prints them for every kernel.  PART: parts of the library; all if not given.  ARCHS: a list, such as "75 90a", or all.
-# It skips architectures that this nvcc does not know, with a message.
+# check_resources.sh [--report] [--built ARCH FOLDER] [--launches PROGRAM] ARCHS [PART...]: reads the resources of
+# kernels from ptxas, and prints them for every kernel.  PART: parts of the library; all if not given.  ARCHS: a list,
+# such as "75 90a", or all.  It skips architectures that this nvcc does not know, with a message.
 #
 # No kernel may spill registers or keep a stack frame, except kernels that ops/OP.spills lists.  In no kernel may ptxas
 # serialise products of warpgroups.  No kernel may have more static shared memory than the architecture offers.
 # (static_asserts beside the kernels bound dynamic shared memory.)
+#
+# --launches: the program of launches.c, which knows block sizes and dynamic shared memory.  The script then prints the
+# theoretical occupancy of each kernel: how many blocks a multiprocessor can run at once, which share of its warps these
+# are, and the resources that allow no more blocks.  If launches of a kernel differ, it prints the lowest and the
+# highest occupancy.  At least one block must fit.
 #
 # The script compiles the kernels and prints the time.  --built: the build has already compiled them for ARCH, and has
 # written FOLDER/gt_PART.resources.  --report: prints spills and allows them, for compilers that ops/OP.spills was not
@@ -13,7 +18,7 @@
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 nvcc=${NVCC:-nvcc}
-built= built_in= may_spill=0
+built= built_in= launches= may_spill=0
 if [ "${1-}" = --report ]; then
     may_spill=1
     shift
@@ -22,6 +27,10 @@ if [ "${1-}" = --built ]; then
     built=$2
     built_in=$(cd "$3" && pwd)
     shift 3
+fi
+if [ "${1-}" = --launches ]; then
+    launches=$2
+    shift 2
 fi
 archs=${1:-90a}
 [ $# -eq 0 ] || shift
@@ -77,6 +86,17 @@ done | xargs -P 2 -L 1 sh "$out/compile"
 demangle=cat
 command -v c++filt >/dev/null && demangle=c++filt
 failures=0
+for arch in $archs; do
+    : >"$out/launches.sm_$arch"
+    [ -n "$launches" ] || continue
+    if "$launches" "${arch%a}" >"$out/launches"; then
+        $demangle <"$out/launches" >"$out/launches.sm_$arch"
+    else
+        echo "FAIL: $launches ${arch%a}"
+        tail -n 5 "$out/launches"
+        failures=1
+    fi
+done
 for part in "$@"; do
     for arch in $archs; do
         name=$out/$part.sm_$arch
@@ -86,70 +106,9 @@ for part in "$@"; do
             failures=1
             continue
         fi
-        $demangle <"$name.log" | awk -v arch="sm_$arch" -v allowed="$out/allowed" -v may_spill=$may_spill '
-        BEGIN {
-            while ((getline line < allowed) > 0) {
-                n = split(line, word, " ")
-                if (n < 5) continue
-                exceptions++
-                on[exceptions] = word[1]; of[exceptions] = word[2]
-                stack_of[exceptions] = word[3]; spill_of[exceptions] = word[4]
-            }
-        }
-        function number(line, pattern,    text) {
-            if (!match(line, pattern)) return 0
-            text = substr(line, RSTART, RLENGTH)
-            gsub(/[^0-9]/, "", text)
-            return text + 0
-        }
-        function judge(kernel, registers, smem, stack, spill) {
-            gsub(/_INTERNAL_[0-9a-z_]*::|gt::|\(anonymous namespace\)::|^void /, "", kernel)
-            if (match(kernel, /wkv6::strong_decay_slice</)) kernel = substr(kernel, RSTART)   # behind its type
-            sub(/\(.*/, "", kernel)       # parameters of a demangled name
-            allowed_stack = allowed_spill = 0
-            for (i = 1; i <= exceptions; i++)
-                if (arch ~ on[i] && kernel ~ of[i]) {
-                    allowed_stack = stack_of[i]
-                    allowed_spill = spill_of[i]
-                }
-            most = 227
-            if (arch == "sm_75") most = 64
-            if (arch == "sm_80") most = 163
-            if (arch ~ /^sm_(86|89|120)$/) most = 99
-            over = stack > allowed_stack || spill > allowed_spill
-            bad = over && !may_spill || smem > most * 1024
-            failed += bad
-            printf "%s %4d registers %5d bytes smem %4d stack %4d spills  %s\n",
-                   bad ? "FAIL:" : over ? "more:" : "  ok:", registers, smem, stack, spill, kernel
-        }
-        # (C7510) and others: registers and spills do not show the loss of these products
-        /wgmma.*serialized/ {
-            sub(/^ptxas [a-z]+ *: */, "")
-            print "FAIL: " $0
-            failed++
-        }
-        /Compiling entry function/ {
-            kernel = $0
-            sub(/.*entry function ./, "", kernel)
-            sub(/. for .sm_.*/, "", kernel)
-        }
-        /Function properties for/ {
-            name = $0
-            sub(/.*Function properties for /, "", name)
-        }
-        /bytes stack frame/ {
-            stack = number($0, "[0-9]+ bytes stack frame")
-            spill = number($0, "[0-9]+ bytes spill stores") + number($0, "[0-9]+ bytes spill loads")
-            if (name != kernel) judge(name, 0, 0, stack, spill)   # a function that it calls
-        }
-        /Used [0-9]+ registers/ {
-            kernels++
-            judge(kernel, number($0, "Used [0-9]+ registers"), number($0, "[0-9]+ bytes smem"), stack, spill)
-        }
-        END {
-            if (!kernels) print "FAIL: no kernels"
-            exit failed > 0 || !kernels
-        }' || failures=1
+        $demangle <"$name.log" >"$out/log"
+        awk -v arch="sm_$arch" -v allowed="$out/allowed" -v may_spill=$may_spill -v launches="$out/launches.sm_$arch" \
+            -f "$root/tests/occupancy.awk" -f "$root/tests/resources.awk" "$out/log" || failures=1
     done
 done
 [ $failures -eq 0 ] && echo 'all kernels fit'

@@ -221,6 +221,23 @@ static void test_steps_of_two(void) {
     test_check(status == GT_OK && !strstr(text, "step: "), "wkv_ssm: '%s' (%d)", text, status);
 }
 
+/* The kernel of ssd that also convolves x takes only aligned rows.  Rows of xBC that are not aligned, with sizes that
+ * this kernel takes, must run the kernels for any size. */
+static void test_rows_of_conv_ssd(void) {
+    gt_conv_ssd_args a = {.B = 1, .T = 130, .H = 16, .P = 64, .N = 80, .W = 4, .dtype = GT_BF16};
+    gt_workspace need;
+    char text[1024];
+    gt_status status = gt_conv_ssd_path(&a, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, "forward: groups_kernel, forward_kernel"), "conv_ssd: '%s' (%d)", text,
+               status);
+    a.xBC = apart;
+    status = gt_conv_ssd_path(&a, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, "_kernel, ") && !strstr(text, "groups_kernel"), "conv_ssd: '%s' (%d)",
+               text, status);
+    status = gt_conv_ssd_workspace(&a, &need);
+    test_check(status == GT_OK && need.forward > 0, "conv_ssd: status %d", status);
+}
+
 /* If a grid is too large for the second launch of a step, the call must be refused before the first launch runs. */
 static void test_grid_of_both(void) {
     gt_wkv_ssm_args a = {.B = 70000, .T = 1, .wkv6 = {.H = 70000, .N = 1}, .ssd = {.H = 1, .P = 1, .N = 1}};
@@ -628,6 +645,7 @@ int main(void) {
     test_ssd();
     test_selective_scan();
     test_steps_of_two();
+    test_rows_of_conv_ssd();
     test_grid_of_both();
     test_ssd_memory();
     test_group("ssd", "kernels");

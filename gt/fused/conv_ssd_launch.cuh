@@ -247,8 +247,10 @@ static inline gt_status plan_call(const gt_conv_ssd_args& call, gt_pass pass, co
         if ((status = ask_ssd(plan->ssd, pass, &ssd)) != GT_OK) return status;
         const ForwardPlan& forward = ssd.plan<ForwardPlan>();
         plan->convolves = takes_plan(forward, device);
-        const bool has_room = has_sizes_of_maps(plan->ssd, forward.tensor.in, forward.choice.forward.units);
-        if (plan->convolves) scratch = has_room ? 0 : convolving_bytes(a);
+        if (plan->convolves) { /* otherwise forward.tensor may be empty */
+            const bool has_room = has_sizes_of_maps(plan->ssd, forward.tensor.in, forward.choice.forward.units);
+            scratch = has_room ? 0 : convolving_bytes(a);
+        }
     }
     plan->scratch = scratch ? arena.take<char>(scratch) : nullptr;
     void* const c = plan->convolves ? nullptr : plan->scratch;

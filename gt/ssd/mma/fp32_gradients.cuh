@@ -245,7 +245,6 @@ struct SplitSums {
     float dB[2][Tile::TILES][4], dC[2][Tile::TILES][4];
 };
 
-template <class Tile>
 GT_DEV void load_left(uint32_t rows, int k, SplitLeft (&a)[2]) {
     GT_UNROLL
     for (int m = 0; m < 2; m++) {
@@ -310,7 +309,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
         for (int k = 0; k < 2; k++) {
             SplitLeft a[2];
             uint32_t hi[TILES][2], lo[TILES][2];
-            load_left<Tile>(by_rows<2 * ROWS_P>(me.smem + Tile::X) ^ first, k, a);
+            load_left(by_rows<2 * ROWS_P>(me.smem + Tile::X) ^ first, k, a);
             load_right(me, by_rows<Tile::WIDE>(me.smem + Tile::G), k, hi, lo);
             mma_split(share, a, hi, lo);
             const int owner = (p0 / 16 + k) % SLOT_SHORTS; /* the chunk whose block adds <G, h> of these 16 rows */
@@ -352,7 +351,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
             const float* x = &state[k][i / 2][i % 2 * 2];
             split_pair(x[0] * power.value, x[1] * power.value, hi[i / 2][i % 2], lo[i / 2][i % 2]);
         }
-        load_left<Tile>(by_rows<2 * ROWS_P>(me.rows(me.me)) ^ first, k, a);
+        load_left(by_rows<2 * ROWS_P>(me.rows(me.me)) ^ first, k, a);
         mma_split(share, a, hi, lo);
     }
     const float* const C = static_cast<const float*>(in.Cm) + (me.base(BASE_C) + g * in.Cm_stride.t + column0 + 2 * j);
