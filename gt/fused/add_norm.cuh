@@ -56,11 +56,13 @@ struct Raw {
     uint4 words[LEAN ? 1 : 2]; /* the second: only of fp32 */
 
     GT_METHOD void load(const void* data, gt_dtype dtype, int64_t at, bool exists) {
-        words[0] = words[LEAN ? 0 : 1] = {0, 0, 0, 0};
+        GT_UNROLL
+        for (int i = 0; i < (LEAN ? 1 : 2); i++) words[i] = {0, 0, 0, 0};
         if (!data || !exists) return;
         if (!LEAN && dtype == GT_F32) {
             const float* from = static_cast<const float*>(data) + at;
-            words[0] = ldg<uint4>(from), words[LEAN ? 0 : 1] = ldg<uint4>(from + 4);
+            GT_UNROLL
+            for (int i = 0; i < (LEAN ? 1 : 2); i++) words[i] = ldg<uint4>(from + 4 * i);
         } else {
             words[0] = ldg<uint4>(static_cast<const uint16_t*>(data) + at);
         }
