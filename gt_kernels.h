@@ -1,6 +1,6 @@
 /* gt_kernels 0.2.0 - CUDA kernels for RWKV-6 / Mamba-2 hybrid models, forward and backward.  Each
  * operator has a CPU twin, a plain C function that states its mathematics; tests compare the kernels with the twin.
- * Header-only (this file, the .cuh files beside it and the folder gt/).  MIT licence: see LICENSE.  It needs only CUDA.
+ * Header-only (this file, the .cuh files and the folder gt/).  MIT: see LICENSE.  It needs only the CUDA Toolkit.
  *
  *   Use it from C (C99 or newer) or C++ (C++11 or newer), no CUDA header needed:
  *
@@ -24,7 +24,7 @@
  *   GT_WITHOUT_F16 leave out kernels for activations of that dtype.  GT_WITHOUT_N32, _N64 and _N128 leave out kernels
  *   of wkv6 for heads of 32, 64 or 128, and of ssd, conv_ssd and selective_scan for N up to 32, 33 to 64, and above 64.
  *   A call whose kernels are left out runs the kernels for any size, which are slower.  selective_scan, conv1d and wkv4
- *   lack kernels for any size: for a dtype that is left out they return GT_ERROR_UNSUPPORTED.  Norms keep all.
+ *   lack kernels for any size: for a dtype that is left out they return GT_ERROR_UNSUPPORTED.  Norms keep all kernels.
  *
  *   | operator       | passes                   | what it is                                      |
  *   |----------------|--------------------------|-------------------------------------------------|
@@ -104,7 +104,7 @@
  *   Never    spoilt: other batch elements, packed sequences and rows, and heads that do not share the number.  All
  *            heads of a group share B and C, and dB and dC are sums over these heads.
  *   Hidden   a NaN of an input makes a kernel's output NaN or infinite wherever it makes the twin's so.  One exception:
- *            where a decay becomes 0 in fp32, the kernels may drop a NaN before that token.  There twins have 0 * NaN.
+ *            where a decay becomes 0 in fp32, kernels may drop a NaN before that token.  The twins compute 0 NaN there.
  *   Large    kernels of ssd, wkv_ssm and conv_ssd may turn an infinite dt into a finite number above 10^30, and in fp32
  *            any infinity: see gt_ssd_args. */
 #ifndef GT_KERNELS_H
@@ -461,7 +461,7 @@ typedef struct gt_wkv6_args {
      * element's rounding_steps[b], and the place of the number in the state (see gt/recurrence/rounding.h).  They do
      * not depend on the batch, the pool row or the kernel.  So a sequence's results repeat if its step is the number of
      * tokens so far.  Elements with the same step share random numbers, and so do layers with the same seed: give each
-     * layer its own seed.  Both arrays lie in device memory, so that a replayed graph reads new values.  Give both. */
+     * layer its own seed.  Both arrays lie in device memory, so a replayed graph reads new values.  Both or none. */
     const int32_t *rounding_seed;  /* in  [2] */
     const int32_t *rounding_steps; /* in  [B]; packed: [seq_capacity], the first *seq_count are read */
     /* step only, with states of int8, which need it.  A row of a state has one fp32 scale: a number of the state is q
@@ -640,7 +640,7 @@ GT_FUNCTION gt_status gt_ssd_join_backward(const gt_ssd_args *args, gt_stream st
 /* The workspace of backward depends on the kernels of the call, and so on the alignment of the tensors.  A NULL pointer
  * counts as aligned: set unaligned pointers before the query, or the answer may be too small.  The workspace also
  * depends on z and dx.  With z, some kernels first compute dy silu(z), which has as many bytes as y.  They keep it in
- * the memory of dx, written last.  If dx is NULL, tokens are few, or in segment_backward, it is in workspace. */
+ * the memory of dx, which they write last.  Without dx, with few tokens and in segment_backward they use workspace. */
 GT_FUNCTION gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_ssd_forward(const gt_ssd_args *args);
@@ -1086,7 +1086,7 @@ GT_REF_FUNCTION gt_status gt_ref_conv_ssd_step(const gt_conv_ssd_args *args);
  *     A_t = exp(g) A_{t-1} + exp(k_t) v_t        B_t = exp(g) B_{t-1} + exp(k_t)
  * Source: Peng et al. 2023, "RWKV", arXiv:2305.13048, section 3.2 and appendix D.
  * A and B are kept as a exp(p) and b exp(p), so that no exponential overflows for any finite keys.  A key of minus
- * infinity has no weight; if no token has weight, y is 0.  u, g end at +-1e30.  If g > 0, old tokens gain weight.
+ * infinity has no weight; if no token has weight, y is 0.  u and g end at +-1e30.  With g > 0 old tokens gain weight.
  * A state is three rows of D numbers, a, b and p, as in RWKV-4.  Any state with b >= 0 is valid.  b = 0 means that
  * there is no token yet, as in a state of zeros.  state_out has b = 1: a is the mean of the values, p the log of the
  * sum of their weights; if no token has weight, all three are 0.  So state_out is a smooth function of the inputs, and
