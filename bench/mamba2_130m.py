@@ -30,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import torch
@@ -225,17 +226,21 @@ def main():
         for impl in ('plain', *args.impls.split(',')):
             words = [sys.executable, __file__, '--impl', impl, '--plain', plain, '--peers', args.peers,
                      *(['--check'] if args.check else [])]
-            try:
-                process = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=args.seconds)
-                out, result = process.stdout, process.returncode
-            except subprocess.TimeoutExpired as error:
-                out, result = (error.stdout or b'').decode(), 124
-            rows = [line for line in out.splitlines() if line.startswith(('#', 'Mamba-2'))]
+            rows = []
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+            timer = threading.Timer(args.seconds, process.kill)
+            timer.start()
+            for line in process.stdout:
+                if line.startswith(('#', 'Mamba-2')):
+                    rows.append(line.rstrip())
+                    print(rows[-1], flush=True)
+            result = process.wait()
+            timer.cancel()
             if result:
                 rows.append(f'# {impl}: ended with {result}')
+                print(rows[-1], flush=True)
                 status = 1
             lines += rows
-            print('\n'.join(rows), flush=True)
             if args.csv:
                 with open(args.csv, 'w') as file:
                     file.write('\n'.join(lines) + '\n')
