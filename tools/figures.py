@@ -275,7 +275,7 @@ def texts():
                 cells.append(f"{ms(row):.1f}")
                 memory.append(f"{float(row['peak_mib']) / 1024:.0f}")
         shape = row['shape'].split(' ', 1)[1]
-        yield scaling, f"| `{op}` {shape} | {' | '.join(cells)} | {memory[2]}, then {memory[3]} |"
+        yield scaling, f"| `{op}` {shape} | {' | '.join(cells)} | {memory[2]} | {memory[3]} |"
 
     # ---- functions of rows beside torch.compile ----
     def pair(op, shape, impl, rows=peers):
