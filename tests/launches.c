@@ -3,8 +3,8 @@
  *
  *     launches CAPABILITY     a compute capability, such as 90
  *
- * The calls have the sizes of the operators' tests and of the bench, in every dtype, with and without `saved`.  Variants
- * add other alignments, snapshots, pools and 16-bit states. */
+ * The calls have the sizes of the operators' tests and of the bench, in every dtype, with and without `saved`.
+ * Variants add other alignments, snapshots, pools and 16-bit states. */
 #include "launches.h"
 #include "gt_test.h"
 
