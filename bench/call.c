@@ -71,8 +71,8 @@ static int reads_y(const bench_call *c) {
 
 static gt_view view_of(const bench_call *c, const gt_tensor *t) { return gt_view_of(c->op, t, &c->filled, &c->dims); }
 
-/* Snapshots are outputs of forward, but no row asks for them. */
-static int is_snapshot(const gt_tensor *t) { return t->kind == 'n'; }
+/* Snapshots and conv_snapshots are outputs of forward, but no row asks for them. */
+static int is_snapshot(const gt_tensor *t) { return strstr(t->name, "snapshots") != NULL; }
 
 static int is_used(const bench_call *c, const gt_tensor *t) {
     if (is_snapshot(t)) return 0;

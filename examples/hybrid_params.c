@@ -98,9 +98,11 @@ struct random_state {
     uint64_t state;
 };
 
-/* The random generator splitmix64. */
+#define RANDOM_STEP 0x9e3779b97f4a7c15u
+
+/* The random generator splitmix64.  A call adds RANDOM_STEP to the state, so any later number can be computed alone. */
 static uint64_t random_next(random_state *r) {
-    uint64_t z = r->state += 0x9e3779b97f4a7c15u;
+    uint64_t z = r->state += RANDOM_STEP;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
@@ -120,7 +122,14 @@ static void init_constant(const hy_model *m, const param_info *p, random_state *
 
 static void init_normal(const hy_model *m, const param_info *p, random_state *r, double *x) {
     (void)m;
-    for (int64_t i = 0; i < p->shown.count; i++) x[i] = p->a * random_normal(r);
+    const uint64_t first = r->state;
+    /* the large parameters; each number takes two calls of random_next */
+#pragma omp parallel for if (p->shown.count > 20000)
+    for (int64_t i = 0; i < p->shown.count; i++) {
+        random_state at = {first + 2 * (uint64_t)i * RANDOM_STEP};
+        x[i] = p->a * random_normal(&at);
+    }
+    r->state = first + 2 * (uint64_t)p->shown.count * RANDOM_STEP;
 }
 
 static void init_uniform(const hy_model *m, const param_info *p, random_state *r, double *x) {

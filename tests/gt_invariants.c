@@ -1480,13 +1480,14 @@ static void check_spoilt(const test_runner *r, const test_case *c, gt_pass pass,
                     spread = spread < 0 ? j : spread, spreads++;
                 }
             }
-            test_check(
-                hidden < 0,
-                "%s: with %g in %s at token %lld of head %lld, %s of %s is %g at %lld; the twin has %g (%lld more)",
-                test_describe(c, pass), value, s->tensor->name, (long long)s->token, (long long)s->head, t->name,
-                r->name, hidden < 0 ? 0 : bad.of[i][hidden], (long long)hidden, hidden < 0 ? 0 : bad_twin.of[i][hidden],
-                (long long)hiddens - 1);
-            test_check(spread < 0, "%s: with %g in %s at token %lld of head %lld, %s of %s changes at %lld (%lld more)",
+            test_check(hidden < 0,
+                       "%s: with %g in %s at token %lld of head %lld, %s of %s is %g at %lld; the twin has %g; %lld "
+                       "more differ so",
+                       test_describe(c, pass), value, s->tensor->name, (long long)s->token, (long long)s->head, t->name,
+                       r->name, hidden < 0 ? 0 : bad.of[i][hidden], (long long)hidden,
+                       hidden < 0 ? 0 : bad_twin.of[i][hidden], (long long)hiddens - 1);
+            test_check(spread < 0,
+                       "%s: with %g in %s at token %lld of head %lld, %s of %s changes at %lld, and at %lld more",
                        test_describe(c, pass), value, s->tensor->name, (long long)s->token, (long long)s->head, t->name,
                        r->name, (long long)spread, (long long)spreads - 1);
         }

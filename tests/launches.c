@@ -1,10 +1,10 @@
-/* Prints the launches of the library's calls, for check_resources.sh: with which block size and how much dynamic shared
- * memory each kernel is launched.  No GPU is needed, as no kernel runs (fake_cudart.c).  So tensors need no memory.
+/* Prints each kernel's launches, as block size and dynamic shared memory, for check_resources.sh.  No GPU is needed, as
+ * no kernel runs (fake_cudart.c).  So tensors need no memory.
  *
  *     launches CAPABILITY     a compute capability, such as 90
  *
- * The calls have the sizes of the operators' tests and of the bench, in every dtype, with and without `saved`.  They
- * also have other alignments, snapshots, pools and 16-bit states. */
+ * The calls have the sizes of the operators' tests and of the bench, in every dtype, with and without `saved`.
+ * Variants add other alignments, snapshots, pools and 16-bit states. */
 #include "launches.h"
 #include "gt_test.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a call has beside the arguments of its case.  Not every case takes the last three. */
+/* The variant of a call.  A case may refuse the last three. */
 typedef enum variant { PLAIN, SAVED, READS_Y, SMALL_STATES, SNAPSHOTS, POOLS, VARIANTS } variant;
 
 /* Where arrays lie: packed; one element after an aligned address; with the time as the last index. */

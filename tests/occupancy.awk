@@ -1,5 +1,6 @@
-# occupancy.awk: functions for check_resources.sh and check_occupancy.sh, which compute the theoretical occupancy of a
-# kernel.  This is the share of a multiprocessor's warps that run if as many blocks as possible share it.
+# occupancy.awk: these functions compute a kernel's theoretical occupancy, for check_resources.sh and
+# check_occupancy.sh.  Occupancy is the share of a multiprocessor's warp slots that is filled when as many blocks run as
+# fit.
 #
 # Limits of a multiprocessor: CUDA Programming Guide, "Compute Capabilities", tables of the resources of each compute
 # capability.  The guide does not state how registers, shared memory and barriers are allocated; cuda_occupancy.h of the

@@ -1288,7 +1288,7 @@ static void test_int8_model(const char *name) {
         const double error = distance(logits[0], logits[2], N), other = distance(logits[1], logits[2], N);
         if (status == GT_OK)
             check(error <= 3 * other + act_tolerance[device->dtype] && (t || error == other),
-                  "%s in %s: token %d: logits of int8 weights differ by %.3g, of ordinary weights by %.3g", name,
+                  "%s in %s: token %d: logits differ from fp32's by %.3g (int8 weights) and %.3g (ordinary)", name,
                   device->device, t, error, other);
     }
     check(status == GT_OK, "%s: int8 weights: %s", name, hy_last_error());

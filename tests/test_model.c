@@ -319,8 +319,9 @@ static void test_parts(const char *variant) {
         NEED(hy_model_result(half, &b));
         check(a.targets == b.targets && fabs(a.loss - b.loss) < 1e-12, "%s: in parts the loss is %.15g, not %.15g",
               variant, b.loss, a.loss);
-        check(fabs(a.norm[HY_GROUPS] / b.norm[HY_GROUPS] - 1) < 1e-10, "%s: in parts the norm is %.15g, not %.15g",
-              variant, b.norm[HY_GROUPS], a.norm[HY_GROUPS]);
+        check(fabs(a.norm[HY_GROUPS] / b.norm[HY_GROUPS] - 1) < 1e-10,
+              "%s: the gradient's norm is %.15g in two parts, but %.15g in one", variant, b.norm[HY_GROUPS],
+              a.norm[HY_GROUPS]);
         double *of_whole = read_all(whole, HY_VALUE, &n), *of_half = read_all(half, HY_VALUE, &n);
         check(distance(of_half, of_whole, n) < 1e-10, "%s: in parts the weights differ by %.3g", variant,
               distance(of_half, of_whole, n));

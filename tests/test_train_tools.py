@@ -246,7 +246,7 @@ class TensorBoardTest(ToolTest):
         refuses("column 'step' is not a whole number", put('d.csv', 'step,loss\n1.5,2\n'))
         refuses('no rows below the header', put('e.csv', 'step,loss\n'))
         refuses('not a text file', put('f.csv', '\xff\xfe'))
-        refuses('two logs have the same name', 'a.csv', './a.csv', status=2)
+        refuses('two logs have the same file name', 'a.csv', './a.csv', status=2)
         put('runs', 'a file')
         self.assertIn('runs/a', self.tool('csv_to_tensorboard.py', 'runs', put('a.csv', 'step,loss\n1,2\n'), status=1))
 

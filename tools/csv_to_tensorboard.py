@@ -128,7 +128,7 @@ def main():
     options = parser.parse_args()
     labels = [os.path.splitext(os.path.basename(name))[0] for name in options.logs]
     if len(set(labels)) < len(labels):
-        parser.error('two logs have the same name, which is the name of the run; rename one of them')
+        parser.error('two logs have the same file name; a run is named after its log, so rename one')
     try:
         for name in options.logs:
             print(convert(name, options.folder))

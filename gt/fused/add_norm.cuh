@@ -8,10 +8,12 @@
  * All threads take the same branches on dtypes.  Memory bounds the kernels, so the branches cost little, and no kernel
  * need be compiled for each pair of dtypes.
  * bytes per element, if all tensors have 16 bits: forward 8 (x, residual, sum, y), backward 8 (sum, dy, dsum, dx).
- * registers: forward 8 GROUPS values of v, and loads.  Backward 8 GROUPS values each of v, dgamma and dbeta, and loads.
+ * registers: forward 8 GROUPS values of v, and the loaded words.  Backward 8 GROUPS values each of v, dgamma and dbeta,
+ * and the loaded words.
  * With one group a block loads its next row before it sums the current row, and backward also keeps gamma.
- * LEAN kernels serve RMSNorm of 16 bits without beta, which most models have: fewer sums over a row, and in backward
- * half the registers, so that twice as many warps hide the time of a sum.
+ * LEAN kernels serve 16-bit RMSNorm without beta, with one group and in backward from the stored sum: the usual case.
+ * They compute fewer sums of a row.  Backward has no dbeta and loads gamma again, so it needs half the registers, and
+ * twice as many warps hide the time of a sum.
  * Sums over a row: a thread's elements in order, then slice_sum.  Sums over rows: a block's rows in order, then blocks
  * by reduce_rows.  All orders are fixed, so results are deterministic. */
 #ifndef GT_FUSED_ADD_NORM_CUH
@@ -53,7 +55,7 @@ struct Params {
 /* Eight adjacent elements as they are in memory.  LEAN: the elements have 16 bits. */
 template <bool LEAN>
 struct Raw {
-    uint4 words[LEAN ? 1 : 2]; /* the second: only of fp32 */
+    uint4 words[LEAN ? 1 : 2]; /* the second is used only for fp32 */
 
     GT_METHOD void load(const void* data, gt_dtype dtype, int64_t at, bool exists) {
         GT_UNROLL
@@ -172,7 +174,7 @@ GT_DEV void load_parameter(const Params& p, const float* data, float missing, in
 template <int GROUPS>
 GT_DEV float lean_rstd(const Params& p, Block& block, const float (&v)[GROUPS][EIGHT], float square) {
     float squares[2] = {square, 0.0f};
-    if (!(square < 0x1p126f)) { /* the same in all threads */
+    if (!(square < 0x1p126f)) { /* all threads branch alike, so the block may sum again */
         float sums[2] = {};
         GT_UNROLL
         for (int k = 0; k < GROUPS; k++) GT_UNROLL
@@ -311,7 +313,7 @@ backward_kernel(const GT_GRID_CONSTANT Params p) {
         RawGradients<GROUPS, LEAN> raw;
         if (AHEAD) {
             raw = next;
-            if (LEAN) raw.load_dsum(p, m, 0); /* it is needed last, and no registers are left to load it earlier */
+            if (LEAN) raw.load_dsum(p, m, 0); /* dsum is needed last; no registers are left to load it earlier */
             if (m + grid_x() < p.M) next.load(p, m + grid_x());
         } else {
             raw.load(p, m);

@@ -2,7 +2,7 @@
  * forward computes
  *     norm first: v = x, y = n s      gate first: v = x s, y = n      n = gamma xhat + beta      xhat = (v - mean) rstd
  *     rstd = 1 / sqrt(mean((v - mean)^2) + eps)           mean = mean(v), or 0 for RMSNorm
- * Backward starts from dn, the gradient of n, which is dy s, or gate first dy.  With d = gamma dn:
+ * Backward starts from dn, the gradient of n: dy s with the norm first, dy with the gate first.  With d = gamma dn:
  *     dv = rstd (d - mean(d) - xhat mean(d xhat))         without mean(d) for RMSNorm
  *     dx = dv, ds = dy n      gate first: dx = dv s, ds = dv x        dz = ds silu'(z)
  *     dgamma = sum over rows of dn xhat                   dbeta = sum over rows of dn

@@ -76,7 +76,7 @@ static inline TensorShape panels_of(const Matrix& of, int parts = 1) {
     return {{of.columns, of.rows, parts}, {of.stride, part}, {64, MAJOR == Major::K ? EXTENT : 64, 1}, true};
 }
 
-/* Loads panels of one part: EXTENT of M or N from `mn` on, by 64 of K from `k` on. */
+/* Loads the panels of one part: EXTENT rows or columns from index `mn` on, and 64 elements of K from index `k` on. */
 template <Major MAJOR, int EXTENT>
 GT_DEV void load_panels(uint32_t to, const TensorMap& from, int mn, int k, int part, uint32_t barrier) {
     if constexpr (MAJOR == Major::K) {

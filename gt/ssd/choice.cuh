@@ -158,10 +158,11 @@ static inline int units_of_gate(const gt_ssd_args& a, int states) { return state
 /* Units per block of the SM90 forward kernel, with 16-bit activations.  0: MMA takes the call.  Short sequences of few
  * heads get two blocks of one unit instead of one block of two.  The two blocks take no longer, and the previous kernel
  * makes room for a small block earlier.  This is limited to N <= 64: blocks of one unit multiply 64 columns, so the
- * bits are the same. */
+ * bits are the same.  Blocks of four units have no code for snapshots. */
 static inline int units_of_forward(const gt_ssd_args& a, int states) {
-    if (states == 2 && a.N > 16 && a.N <= 64 && a.T <= 2 * CHECKPOINT) return 1;
-    return a.N <= SLAB ? states : states >= 2 ? 2 : 0;
+    const int units = a.snapshot_every && states == 4 ? 2 : states;
+    if (units == 2 && a.N > 16 && a.N <= 64 && a.T <= 2 * CHECKPOINT) return 1;
+    return a.N <= SLAB ? units : units >= 2 ? 2 : 0;
 }
 
 /* ---- passes ------------------------------------------------------------------------------------------------------ */

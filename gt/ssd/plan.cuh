@@ -345,7 +345,7 @@ static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const C
     t.across = s.across = arena.take<float>(slots * SLOT_SHORTS * Across::COUNT * a.H);
 }
 
-/* Takes the scratch with an entry per token, for the SM90 kernels that compute the gradients of chunks with 16-bit
+/* Reserves scratch with one entry per token.  The SM90 kernels use it for gradients of chunks with 16-bit
  * activations. */
 static inline TokenParams plan_tokens(const gt_ssd_args& a, Arena& arena, const Problem& in, int64_t rows,
                                       const Choice& choice) {

@@ -375,7 +375,7 @@ def run(options):
 
 @contextlib.contextmanager
 def in_float64():
-    """Within it code that names float32 computes in float64."""
+    """Inside this context, code that asks for float32 computes in float64."""
     before = torch.get_default_dtype()
     with unittest.mock.patch.object(torch, "float32", torch.float64), \
             unittest.mock.patch.object(torch, "float", torch.float64), \

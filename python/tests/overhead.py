@@ -1,9 +1,9 @@
 """overhead.py [cuda|cpu]: measures the overhead of each operator in host microseconds.
 
-It times a forward call under no_grad and with autograd, beyond the time of the C call, and a backward call.  Beside
-them it times the apply of a bare torch.autograd.Function, which saves the same tensors and returns an empty one.
-Tensors are tiny and launches are asynchronous, so it measures the time of the host thread.  It times each C call through
-ctypes, with the struct already made.  The C call for autograd saves arrays for backward, the one for no_grad does not.
+It times forward under no_grad and with autograd, and prints what each adds to the C call.  It also times backward, and
+the apply of a bare torch.autograd.Function, which saves the same tensors and returns an empty tensor.  Tensors are tiny
+and launches are asynchronous, so it measures the time of the host thread.  It times each C call through ctypes, with
+the struct already made.  The C call for autograd saves arrays for backward, the one for no_grad does not.
 Each number is the median of 1,000 calls.  Calls of one operator take turns, so other load affects them alike."""
 
 import ctypes
@@ -78,7 +78,8 @@ def c_call(op, tensors):
 
 def main():
     device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-    print(f"{device}, PyTorch {torch.__version__}: microseconds of a call; what PyTorch adds is beside it")
+    print(f"{device}, PyTorch {torch.__version__}: microseconds of a call; +: beyond the C call; share: "
+          "of autograd, + / bare")
     print(f"{'operator':<15} {'C call':>7} {'no_grad':>14} {'C call':>7} {'autograd':>14} {'bare':>6} {'share':>6} "
           f"{'backward':>9}")
     for op in INPUTS:

@@ -1071,7 +1071,7 @@ class Snapshots(unittest.TestCase):
                     for key, value in {**states, **buffers}.items():
                         self.assertTrue(torch.equal(value, before[key]))
             with torch.no_grad(), self.assertRaisesRegex(
-                    ArgumentError, f"^gt_kernels.torch.{op}: snapshot_every = 128: is given without snapshots"):
+                    ArgumentError, f"^gt_kernels.torch.{op}: snapshot_every = 128: has no effect without snapshots"):
                 self.call(op, tensors, **states, **options, snapshot_every=128)
             for name in (list(buffers)[0], list(tensors)[0]):
                 given, kept = dict(tensors), dict(buffers)

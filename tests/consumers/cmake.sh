@@ -119,7 +119,7 @@ check 'CMake: install' cmake --install with_cmake
 echo "find_package(gt_kernels $version EXACT REQUIRED)" >installed_by_cmake.cmake
 consumer installed_by_cmake "-DCMAKE_PREFIX_PATH=$scratch/by_cmake"
 
-# Installs headers and CPU twins, without the build's compiled parts, which an installation does not contain.
+# Turns off everything that is compiled: an installation has only headers and the sources of the CPU twins.
 check 'Meson: setup' "$meson" setup with_meson source --prefix="$scratch/by_meson" -Dcuda=disabled \
     -Dexamples=disabled -Dtests=disabled -Dbench=disabled
 check 'Meson: compile' "$meson" compile -C with_meson

@@ -55,8 +55,8 @@ namespace ssd {
 
 /* ---- pairs ------------------------------------------------------------------------------------------------------- */
 
-/* A warp's pairs: the block's 32 own tokens with 16 tokens of chunk warp / 2, [16 own][8 others][registers of an mma
- * accumulator].  If that chunk is earlier than the block's chunk, own tokens are t; else they are s. */
+/* A warp pairs the block's 32 own tokens with 16 tokens of chunk warp / 2: [16 own][8 others][registers of an mma
+ * accumulator].  Own tokens are t if that chunk comes earlier than the block's chunk, otherwise s. */
 typedef float SplitPairs[2][2][4];
 
 /* Adds to sums the inner products of the rows of `own` with 16 rows of `others`, from row 16 half on.  COLUMNS: length

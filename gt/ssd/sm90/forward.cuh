@@ -187,6 +187,9 @@ struct HopperTile {
     using T = T_;
     static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT,
                           HAS_MAPS = ROWS_ != COPIED_ROWS, CONVOLVES = ROWS_ == CONVOLVED_ROWS;
+    /* The code that stores a snapshot is a third of the loop over chunks.  To jump over it took four units 1 to 4 %
+     * more time, so calls with snapshots take blocks of at most two units (units_of_forward). */
+    static constexpr bool HAS_SNAPSHOTS = !MAKES_DZ && UNITS_ <= 2;
     static constexpr int NP = NP_, UNITS = UNITS_,
                          CONSUMERS = UNITS == 1                                              ? 1
                                      : GATE_ == GATED && UNITS == 4 && NP <= 64 && !HAS_MAPS ? 4
@@ -898,7 +901,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         float S[8][4] = {};
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks(); chunk++, n++) {
-            if (!Tile::MAKES_DZ && p.snapshots.data && chunk > 0 && chunk % SLOT_CHUNKS == 0)
+            if (Tile::HAS_SNAPSHOTS && p.snapshots.data && chunk > 0 && chunk % SLOT_CHUNKS == 0)
                 store_states(me, in, snapshot_row(in, p.snapshots, ordered_span(in, me.cursor().item()), chunk * CHUNK),
                              state);
             ring.wait_full(n);
@@ -946,7 +949,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         item = me.cursor().item();
         /* computed again, because no registers are left to keep it */
         const Span same = ordered_span(in, item);
-        if (!Tile::MAKES_DZ && p.snapshots.data)
+        if (Tile::HAS_SNAPSHOTS && p.snapshots.data)
             store_states(me, in, snapshot_row(in, p.snapshots, same, INT32_MAX), state);
         store_states(me, in, same.ends ? last_state(in, p.state_out, same.sequence) : nullptr, state);
         return item;

@@ -289,8 +289,8 @@ struct PairedState : SplitState<NP> {
 
 template <class Tile>
 struct SplitStatesConsumer : StatesConsumer<Tile> {
-    /* The lane's address in a unit's tile of left: token 2 j, row 16 unit_warp + 2 g.  Tokens a multiple of 8 further
-     * have the same swizzle. */
+    /* The lane's address in a unit's tile of left: token 2 j, row 16 unit_warp + 2 g.  The swizzle
+     * repeats every 8 tokens, so the lane's other tokens lie at constant offsets. */
     GT_METHOD uint32_t left(int n, int i) const {
         return StatesConsumer<Tile>::left(n, i) +
                fp32_pair_at(2 * (own_lane() % 4), 16 * this->unit_warp() + 2 * (own_lane() / 4));

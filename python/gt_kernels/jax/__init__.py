@@ -24,9 +24,9 @@ For every function
              have different dtypes.
   recompute  True: forward saves only its inputs for backward, and backward computes the rest again.
   Steps      return (y, state).  XLA updates the memory of the state in place if the caller donates it.
-  Transforms jit, grad, scan, checkpoint, vmap and shard_map over batch and heads.  vmap makes one larger call where
-             parameters are not mapped.  It loops over calls with mapped parameters, packed sequences or slots, and for
-             the gradients of parameters.
+  Transforms jit, grad, scan, checkpoint, vmap and shard_map over batch and heads.  If only activations and
+             states are mapped, vmap makes one larger call.  It loops over calls for mapped parameters, packed sequences,
+             slots and gradients of parameters.
   Results    repeat bit for bit.
   Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.  They name
              the function and its argument, before anything runs.  The functions refuse gradients of gradients; JAX

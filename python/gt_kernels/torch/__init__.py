@@ -28,14 +28,14 @@ For every function
              any strides.  A pool may be bfloat16 or float16: each new state is then rounded to nearest.  The two pools
              of conv_ssd may have different dtypes.
   Snapshots  wkv6, ssd and conv_ssd also write the states of prefixes, for prefix caches: the state of each sequence
-             after every snapshot_every tokens, a multiple of 128.  The call writes them to `snapshots`, a buffer of the
-             caller, and conv_ssd writes states of the convolution to conv_snapshots.  With cu_seqlens, with or without
-             slots, the buffer has shape [floor(T / snapshot_every), ...]; "..." is the shape of a state.  Snapshot i of
-             sequence s is row floor(cu_seqlens[s] / snapshot_every) + i.  The call does not write other rows.  Without
-             cu_seqlens the shape is [B, floor(T / snapshot_every), ...].  Buffers are contiguous, and float32, bfloat16
-             or float16, whatever dtype the states have; but conv_snapshots has the dtype of conv_state.  A call with
-             snapshots has no gradients.  With segments=1 a float32 snapshot has the bits of the final state of a call
-             on its tokens alone.
+             after every snapshot_every tokens.  snapshot_every is a multiple of 128.  The call writes them to
+             `snapshots`, a buffer of the caller, and conv_ssd writes states of the convolution to conv_snapshots.  With
+             cu_seqlens, with or without slots, the buffer has shape [floor(T / snapshot_every), ...]; "..." is the
+             shape of a state.  Snapshot i of sequence s is row floor(cu_seqlens[s] / snapshot_every) + i.  The call
+             does not write other rows.  Without cu_seqlens the shape is [B, floor(T / snapshot_every), ...].  Buffers
+             are contiguous, and float32, bfloat16 or float16, whatever dtype the states have; but conv_snapshots has
+             the dtype of conv_state.  A call with snapshots has no gradients.  With segments=1 a float32 snapshot has
+             the bits of the final state of a call on only the prefix.
   recompute  True: forward saves only its inputs for backward, and backward computes the rest again.
   Results    repeat bit for bit.  Gradients of gradients are not supported.
   Transforms torch.func and forward-mode derivatives work or raise an error; no tangent is lost.
@@ -109,7 +109,7 @@ def _call(name, tensors, options, final_state=False, recompute=False, slots=None
     every = (_int(name, "snapshot_every", snapshot_every),) * len(snapshots)
     keeps = any(buffer is not None for buffer in snapshots)
     if snapshot_every and not keeps:
-        refuse(f"gt_kernels.torch.{name}", f"snapshot_every = {snapshot_every}: is given without snapshots")
+        refuse(f"gt_kernels.torch.{name}", f"snapshot_every = {snapshot_every}: has no effect without snapshots")
     if slots is not None:
         if final_state:
             refuse(f"gt_kernels.torch.{name}", "final_state = True: must be False with slots, because "

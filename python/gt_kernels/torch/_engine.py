@@ -214,8 +214,8 @@ class Engine:
         torch.library.register_fake(f"gt_kernels::{name}", lambda *arguments: self.fake(call, arguments), lib=_library)
 
     def add_autograd(self, call, context=None, backward=None):
-        """Registers autograd, like torch.library.register_autograd.  But if nothing is active between autograd and the
-        kernel, the kernel is called without another pass through the dispatcher.  Without `backward`, gradients are
+        """Registers autograd, like torch.library.register_autograd.  But if no other dispatch key is active
+        below autograd, it calls the kernel directly, which saves a pass through the dispatcher.  Without `backward`, gradients are
         refused; tangents are always refused."""
         operator = getattr(getattr(torch.ops.gt_kernels, f"{self.name}_{call}"), "default")
 
