@@ -83,12 +83,14 @@ static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
     }
 }
 
-/* Stores y of a token or, in a mixed call, the sum that takes its place. */
+/* Stores y of a token or, in a mixed call, the sum that takes its place.  Even the double build rounds y of ssd to the
+ * values that kernels store and read, so that comparisons show the errors of the sum. */
 static void wkv6_store_output(const gt_wkv6_args *a, const gt_mix *mix, int64_t b, int64_t t, int64_t h, real *y) {
     if (mix && mix->y) ref_store_row(mix->y, a->dtype, ref_at(mix->y_stride, b, t, h), y, a->V);
     for (int64_t j = 0; mix && j < a->V; j++) {
         const int64_t c = h * a->V + j;
-        const real ssm = ref_load(mix->ssm, a->dtype, ref_at(mix->ssm_stride, b, t, c / mix->P) + c % mix->P);
+        const int64_t at = ref_at(mix->ssm_stride, b, t, c / mix->P) + c % mix->P;
+        const real ssm = ref_rounded(ref_load(mix->ssm, a->dtype, at), a->dtype);
         const real rest = ref_parameter(mix->residual, a->dtype, ref_at(mix->residual_stride, b, t, h) + j);
         y[j] = ref_param(mix->gain_wkv, c, 1) * y[j] + (ref_param(mix->gain_ssm, c, 1) * ssm + rest);
     }

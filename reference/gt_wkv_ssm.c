@@ -2,9 +2,10 @@
  * both.
  *
  * A mixed call:  mixed = residual + gain_wkv . y_wkv + gain_ssm . y_ssm.  ssd runs first, then wkv6 adds.
- * Backward:      dy_wkv = gain_wkv . dmixed and dy_ssm = gain_ssm . dmixed, then both twins.  Even the double build
- *                rounds dy to the values that kernels store, so that comparisons show the errors of wkv6 and ssd.
- *                dgain_wkv = sum over tokens of y_wkv . dmixed, and likewise dgain_ssm. */
+ * Backward:      dy_wkv = gain_wkv . dmixed and dy_ssm = gain_ssm . dmixed, then both twins.
+ *                dgain_wkv = sum over tokens of y_wkv . dmixed, and likewise dgain_ssm.
+ * Even the double build rounds the y_ssm that it adds, and dy, to the values that kernels store.  So comparisons show
+ * the errors of wkv6 and ssd. */
 #include "gt_ref.h"
 
 #include "gt/fused/wkv_ssm.h"
