@@ -99,7 +99,7 @@
  *            the chunk's first token on; backward may spoil the gradients of all tokens of the chunk.
  *            In conv_ssd the convolution first spreads a number at token t of xBC to the tokens t ... t+W-1, also dxBC.
  *   Spoilt   outputs are NaN, infinite, or finite and wrong.  Where the twins spoil one channel of a token and head, or
- *            one channel of a state, the kernels may spoil all channels.
+ *            one channel of a state, the kernels may spoil all channels.  In `mixed`, a number of ssd has ssd's heads.
  *   Sums     such as parameter gradients are spoilt for the head, group or channel of the number.
  *   Never    spoilt: other batch elements, packed sequences and rows, and heads that do not share the number.  All
  *            heads of a group share B and C, and dB and dC are sums over these heads.
