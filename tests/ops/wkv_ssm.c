@@ -384,6 +384,8 @@ static const test_bench_row host_rows[] = {
 static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, OF(.H = 4, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1), .B = 64, .T = 256),
     ROW(TEST_BF16, OF(.H = 32, .N = 64), OF(.H = 64, .P = 64, .N = 128, .softplus = 1), .B = 8, .T = 4096),
+    /* the shape of the long row of mixed calls, whose sum has the bytes of norm_mix with M32768 D2048 */
+    ROW(TEST_BF16, OF(.H = 32, .N = 64), OF(.H = 32, .P = 64, .N = 128, .softplus = 1), .B = 8, .T = 4096),
     STEP_ROW(.B = 1),
     STEP_ROW(.B = 64),
     {{.op = NULL}, 0}};
