@@ -89,6 +89,7 @@ struct Mix {
     const float *gain_wkv, *gain_ssm;
     gt_stride y_stride, ssm_stride, residual_stride;
     Divider by_P;
+    bool is_set; /* for the choice of kernels: gt_wkv_ssm_path may have no pointers */
 };
 
 /* ---- from a call's arguments ------------------------------------------------------------------------- */
@@ -110,8 +111,8 @@ static inline Problem problem_of(const gt_wkv6_args& a) {
 }
 
 static inline Mix mix_of(const gt_mix& m) {
-    return {m.y,        m.ssm,        m.residual,        m.gain_wkv,         m.gain_ssm,
-            m.y_stride, m.ssm_stride, m.residual_stride, divide_by((int)m.P)};
+    return {m.y,        m.ssm,        m.residual,        m.gain_wkv,          m.gain_ssm,
+            m.y_stride, m.ssm_stride, m.residual_stride, divide_by((int)m.P), true};
 }
 
 static inline int64_t chunk_slots_of(const gt_wkv6_args& a) { return chunk_slots(sequences_of(a), CHECKPOINT); }
