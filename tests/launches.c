@@ -77,8 +77,9 @@ static int vary(const test_op *of, gt_pass pass, variant v, test_args *args) {
         put(args, op->fields.saved_bytes, &bytes, sizeof bytes);
         return 1;
     case SMALL_STATES:
-        if (!op->of_steps.in_forward || pass != GT_FORWARD) return 0;
+        if (op->of_steps.passes == GT_STATES_OF_STEP || !op->of_steps.state || pass != GT_FORWARD) return 0;
         put(args, op->of_steps.state, &bf16, sizeof bf16);
+        if (op->of_steps.conv_state) put(args, op->of_steps.conv_state, &bf16, sizeof bf16);
         return 1;
     case SNAPSHOTS:
         if (!op->of_steps.snapshot || pass != GT_FORWARD) return 0;
@@ -103,6 +104,7 @@ static void clear_step(const gt_op *op, test_args *args) {
     const int dtype = GT_DTYPE_DEFAULT;
     put(args, op->fields.slot_capacity, &none, sizeof none);
     put(args, op->of_steps.state, &dtype, sizeof dtype);
+    if (op->of_steps.conv_state) put(args, op->of_steps.conv_state, &dtype, sizeof dtype);
     put(args, op->of_steps.parameter, &dtype, sizeof dtype);
 }
 

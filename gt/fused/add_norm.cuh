@@ -186,7 +186,7 @@ GT_DEV float lean_rstd(const Params& p, Block& block, const float (&v)[GROUPS][E
 }
 
 /* With one group a block loads its next row while it sums the current row.  Two groups leave no registers for that.
- * LEAN: RMSNorm without beta, all tensors of 16 bits. */
+ * LEAN: RMSNorm without beta; x, residual, sum and y have 16 bits. */
 template <int GROUPS, bool LEAN>
 GT_KERNEL(norm::MAX_LANES, 2)
 forward_kernel(const GT_GRID_CONSTANT Params p) {

@@ -35,8 +35,8 @@ static inline gt_status prepare(gt_pass pass, const gt_conv_ssd_args* args, gt_c
     const gt_status status = gt_prepare(gt_op_conv_ssd(), pass, GT_DEVICE, args, a, &dims);
     if (status != GT_OK) return status;
     if (a->B == 0) { /* neither tokens nor states, not even of packed sequences */
-        a->seq_capacity = 0;
-        a->cu_seqlens = a->seq_count = a->slots = nullptr;
+        a->seq_capacity = a->slot_capacity = 0;
+        a->cu_seqlens = a->seq_count = a->slots = a->starts_zero = nullptr;
     }
     if (a->P > MOST) return gt_fail(GT_ERROR_UNSUPPORTED, "P = %lld: at most %d", (long long)a->P, (int)MOST);
     if (a->N > MOST) return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, (int)MOST);
@@ -229,6 +229,14 @@ static inline gt_status plan_call(const gt_conv_ssd_args& call, gt_pass pass, co
         args.snapshot_every = 0, args.snapshot_dtype = GT_F32;
         args.state_dtype = args.conv_state_dtype = GT_F32;
         args.rounding_seed = args.rounding_steps = nullptr;
+        /* A query also knows forward's states.  Without them and without tokens backward has nothing to do. */
+        args.conv_state_out = args.state_out = nullptr;
+        const bool has_states = args.conv_state_in || args.state_in || args.conv_dstate_in || args.dstate_in ||
+                                args.conv_dstate_out || args.dstate_out;
+        if (args.T == 0 && !has_states) {
+            args.B = args.seq_capacity = 0;
+            args.cu_seqlens = args.seq_count = nullptr;
+        }
     }
     const gt_conv_ssd_args& a = plan->snapshots.args;
     gt_ssd_args states = gt_conv_ssd_ssd(&a, nullptr, nullptr, 0);

@@ -74,8 +74,8 @@ class Operator:
         return "starts_zero" in self.fields
 
     def state_dtype(self, field):
-        """Returns the field with the dtype of a state that a step or a call with pools updates: conv_state_dtype for
-        conv_state_out.  None: that state must be fp32."""
+        """Returns the field with the dtype of a state that a call with pools updates, and a step of an operator with
+        parameter_dtype: conv_state_dtype for conv_state_out.  None: that state must be fp32."""
         has_types = self.parameter_dtype or "conv_state_dtype" in self.fields
         return beside(field, f"{leaf(field).partition('state')[0]}state_dtype") if has_types else None
 

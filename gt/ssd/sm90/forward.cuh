@@ -188,7 +188,7 @@ struct HopperTile {
     static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT,
                           HAS_MAPS = ROWS_ != COPIED_ROWS, CONVOLVES = ROWS_ == CONVOLVED_ROWS;
     /* The code that stores a snapshot is a third of the loop over chunks.  To jump over it took four units 1 to 4 %
-     * more time, so calls with snapshots take blocks of at most two units (units_of_forward). */
+     * more time, so calls with snapshots take blocks of at most two units (choose_on_tensor_cores). */
     static constexpr bool HAS_SNAPSHOTS = !MAKES_DZ && UNITS_ <= 2;
     static constexpr int NP = NP_, UNITS = UNITS_,
                          CONSUMERS = UNITS == 1                                              ? 1
