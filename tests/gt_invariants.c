@@ -1411,8 +1411,8 @@ static int in_chunk_of(const test_case *c, const spot *s, const gt_tensor *t, in
 }
 
 /* Whether the kernels may change element j of a tensor, even if the twin does not.  They may if the element belongs to
- * the spot's sequence, chunk and head, or to a group whose input the head shares.  They may change any element of a
- * parameter's gradient, since the gradient sums over all chunks. */
+ * the spot's sequence, chunk and head.  A group belongs to all heads that share its inputs.  They may change any
+ * element of a parameter's gradient, since the gradient sums over all chunks. */
 static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const spot *s) {
     int64_t size[4] = {1, 1, 1, 1};
     test_shape(c, pass, t, size);

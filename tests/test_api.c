@@ -1007,7 +1007,7 @@ static void set_apart(call *c) {
     }
 }
 
-/* Tests snapshots.  Only forward has them; it needs snapshot_every, a multiple of 128. */
+/* Tests snapshots.  Only forward writes snapshots, and they need snapshot_every, a multiple of 128. */
 static void test_snapshots(call *c) {
     static const int64_t bad[] = {-128, -1, 1, 64, 127, 129, 200};
     static const int bad_dtypes[] = {-1, 4, 99};
