@@ -806,8 +806,8 @@ static void check_small_states(const test_runner *r, const test_case *c, int kin
     test_free(&in), test_free(&rounding), test_free(&got), test_free(&expected);
 }
 
-/* Checks the case.  If it is packed, also checks a call with room for one sequence but without a sequence: this call may
- * write no state. */
+/* Checks the case.  If it is packed, also checks a call with room for one sequence, but without a sequence: this call
+ * may write no state. */
 void test_small_states_agree(const test_runner *r, const test_case *c, int kind) {
     const int64_t capacity = 1;
     test_case none = *c;

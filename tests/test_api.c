@@ -1050,7 +1050,7 @@ static void test_snapshots(call *c) {
     }
 }
 
-/* Tests int8 states and their scales.  Only a step takes them, and it takes neither without the other. */
+/* Tests int8 states and their scales.  Only a step takes int8 states and scales, and it needs both. */
 static void test_scale(call *c) {
     if (!c->op->of_steps.scale || gt_is_join(c->pass)) return;
     const gt_tensor *t = find_tensor(c->op, "state_scale");

@@ -4,8 +4,8 @@
  *     test_cpu [short] [OP]
  *
  * With `short` the test makes fewer checks.  Each case runs with only one combination of dtypes, the next in turn, and
- * with two of the four numbers of pieces.  Fewer random cases run.  Results of one thread are compared only with results
- * of five threads. */
+ * with two of the four numbers of pieces.  Fewer random cases run.  Results of one thread are compared only with
+ * results of five threads. */
 #include "gt_invariants.h"
 #include <math.h>
 #include <stdio.h>
