@@ -20,7 +20,7 @@ struct DeltaRule {
 };
 
 struct Delta {
-    float value, slope; /* slope: derivative by dt */
+    float value, slope; /* slope: derivative of Delta by dt */
 };
 
 GT_DEV Delta delta_of(const DeltaRule& rule, float v) {

@@ -278,8 +278,8 @@ GT_DEV uint32_t pack_int8(const float* x, float inverse, const gt_random* random
     return inverse > 0.0f ? word : 0;
 }
 
-/* VECTORS: of a word either all numbers exist or none.  If a lane's four words of a row are adjacent, either all of
- * them exist or none, and one instruction loads them. */
+/* VECTORS: either all numbers of a word exist or none.  If a lane's four words of a row are adjacent, either all of
+ * these words exist or none, and one instruction loads them. */
 template <bool VECTORS, int ROWS, int WORDS, int STEP, class Where>
 GT_DEV void load_int8_state(float* x, const Int8State& state, const Where& where) {
     uint32_t words[ROWS][WORDS]; /* all loads are in flight before the first conversion */
