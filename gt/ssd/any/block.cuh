@@ -212,7 +212,7 @@ GT_DEV void pair_products(const Position<C>& s, int left, int right, int K, floa
     pair[1] = sum[1];
 }
 
-/* Returns L_ts, s = `from`.  The exponent is summed from its own terms. */
+/* Returns L_ts, s = `from`.  The exponent is the sum of a over tokens s + 1 to t, computed by additions only. */
 template <class C>
 GT_DEV float pair_decay(const Position<C>& s, int t, int from) {
     float sum = 0.0f;
@@ -220,7 +220,8 @@ GT_DEV float pair_decay(const Position<C>& s, int t, int from) {
     return finite(exp_accurate(sum));
 }
 
-/* In stage_pairs(), 8 lanes share a token t.  Returns the sum of `value` over those of them with a smaller s. */
+/* In stage_pairs(), 8 lanes share a token t.  Returns the sum of `value` over the lanes of the same t that have a
+ * smaller s. */
 GT_DEV float sum_before(float value) {
     const int order = lane_id() / 8 * 2 + lane_id() % 2;
     GT_UNROLL

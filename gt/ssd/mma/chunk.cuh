@@ -155,7 +155,7 @@ GT_DEV float gate_bound(float most) {
     return -z * ex2_approx(z * LOG2_E);
 }
 
-/* The largest number in a row of a tile.  The sign counts. */
+/* The largest number in a row of a tile.  This is not the largest magnitude: every number counts with its sign. */
 template <class T>
 GT_DEV float largest_in_row(uint32_t tile, int row) {
     using E = Element<T>;
@@ -274,8 +274,8 @@ GT_DEV void make_half_row(const float (&log)[8], int t, float (&row)[8]) {
     }
 }
 
-/* Stores the result of make_half_row() for token t of 64.  DIAGONAL has it as a row.  A SQUARE of 8 x 8 has both halves
- * of a block: L_ts is a row if t is in the first half, and a column if t is in the second half. */
+/* Stores the result of make_half_row() for token t of 64.  In DIAGONAL the result is a row.  A SQUARE of 8 x 8 has both
+ * halves of a block: the result is a row if t is in the first half, and a column if t is in the second half. */
 template <int WHICH, class Layout>
 GT_DEV void store_half_row(uint32_t addresses, int t, const float (&row)[8]) {
     if constexpr (WHICH & SQUARE_FACTORS) {

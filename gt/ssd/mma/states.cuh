@@ -5,7 +5,7 @@
  *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T, from the last chunk to the first.  The pass is the local pass of
  *               backward, or makes checkpoints of G and dstate_in.  A checkpoint of G is the gradient of the state
  *               after a slot's last token.  With z, dy silu(z) replaces dy.  The kernel computes this product together
- *               with v, and its power of two from bounds of dy and silu(z).
+ *               with v.  The power of two of v follows from bounds of dy and silu(z).
  *
  * grid, block and units: as in forward_tensor_kernel.  In each chunk, warps first convert both tiles to f16 and compute
  * the decay factors.  Then they compute the weights and update the states.
