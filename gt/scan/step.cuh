@@ -257,8 +257,9 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const Step
             input[i] = shfl_idx(own * u, from);
         }
         const int forms = forms_of<C>(A, delta);
+        /* advance() computes the exponents again, because registers cannot keep those of forms_of() */
         GT_UNROLL
-        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* so exponents take no registers */
+        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]);
         if (forms == POWERS)
             y = advance<POWERS, C>(h, A, delta, input, B, Cm, s.lane);
         else if (forms == SOME_NEAR_ONE)

@@ -54,8 +54,8 @@ struct Choice {
     int chunk_stages;             /* MMA: stages of its loads, for launches of at least 64 columns */
     bool chunks_by_map;           /* SM90 loads x and dy by tensor maps */
     bool gates_rows;              /* a first kernel makes g = dy silu(z), which replaces dy: sm90/gate.cuh */
-    bool gates_in_dx;             /* g lies in the memory of dx until dx overwrites it, so one block must take both
-                                   * chunks of a slot */
+    bool gates_in_dx;             /* g lies in the memory of dx until dx overwrites it; a first chunk reads g of the
+                                   * second, so one block must take both chunks of a slot */
     bool gates_by_y;              /* the kernel that makes g also makes dz, from y */
 };
 

@@ -55,7 +55,7 @@ GT_HD int64_t windows_of(int64_t T) { return (T + CHECKPOINT - 1) / CHECKPOINT; 
 
 /* The position of a block and a thread.  A block has one tile of one head.  The blocks of a tile and head share all
  * segments: with S of these blocks, block number s takes segments s, s + S, and so on.  This number is the block's
- * strand, block_x() / (H tiles). */
+ * strand, block_x() / (H * tiles). */
 template <class C>
 struct Position {
     uint32_t smem;

@@ -222,10 +222,11 @@ GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
 }
 
 /* Backward computes a state inside a slot as a product of f16 operands.  The tokens' weights are factors of one
- * operand; the other operand has rows of B or C.  The weights are scaled so that their sum (on compute capability 9.0
- * the bound of the state) is at most WEIGHT_RANGE.  Elements of B or C are scaled to at most 2^14 / WEIGHT_RANGE, so no
- * product exceeds 2^14.  A weight keeps all its bits if it is at least 2^-23 of the sum.  An element keeps all its bits
- * if it is at least 2^-17 of the largest in its row, or 2^-20 in bf16. */
+ * operand; the other operand has rows of B or C.  The weights are scaled so that their sum is at most WEIGHT_RANGE.  On
+ * compute capability 9.0 the old state is part of the product, and the sum includes its part.  Elements of B or C are
+ * scaled to at most 2^14 / WEIGHT_RANGE, so no product exceeds 2^14.  A weight keeps all its bits if it is at least
+ * 2^-23 of the sum.  An element keeps all its bits if it is at least 2^-17 of the largest in its row, or 2^-20 in
+ * bf16. */
 constexpr float WEIGHT_RANGE = 0x1p10f;
 
 /* ---- decay factors --------------------------------------------------------------------------------------------- */

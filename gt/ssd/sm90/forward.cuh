@@ -187,8 +187,9 @@ struct HopperTile {
     using T = T_;
     static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT,
                           HAS_MAPS = ROWS_ != COPIED_ROWS, CONVOLVES = ROWS_ == CONVOLVED_ROWS;
-    /* The code that stores a snapshot is a third of the loop over chunks.  To jump over it took four units 1 to 4 %
-     * more time, so calls with snapshots take blocks of at most two units (choose_on_tensor_cores). */
+    /* The code that stores a snapshot is a third of the code of the loop over chunks.  Even if no snapshot is due, this
+     * code makes blocks of four units 1 to 4 % slower.  So calls with snapshots take blocks of at most two units
+     * (choose_on_tensor_cores()). */
     static constexpr bool HAS_SNAPSHOTS = !MAKES_DZ && UNITS_ <= 2;
     static constexpr int NP = NP_, UNITS = UNITS_,
                          CONSUMERS = UNITS == 1                                              ? 1
@@ -599,8 +600,10 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     }
     bulk_wait_read<0>();
     sync_warp();
+    /* Restores the zeros of M above the diagonal.  The checkpoints overwrote these zeros, and store_M_rows() does not
+     * write there. */
     GT_UNROLL
-    for (int i = 0; i < CONSUMER_UNITS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* zeros again */
+    for (int i = 0; i < CONSUMER_UNITS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1);
 }
 
 /* For dz: the warpgroup starts to copy z and dy for unit i of a chunk, if the chunk exists.  All four warps must have

@@ -13,7 +13,7 @@
  *
  * A warp takes 32 places of gate_kernel and reads one flag per lane.  It goes through the tokens of a flagged place one
  * after another.  For each token, a lane has four tokens s and two rows p.
- * TIME.  If no element is lost: the flags load from L2.  If one element is lost: about 35 dependent loads.  If all are
+ * TIME.  No lost element: one load of the flags from L2.  One lost element: about 35 dependent loads.  All elements
  * lost: about 50 ms, estimated, for B = 8, T = 4096, H = 64.
  * BYTES: 4 per place.
  * CHAIN.  The kernel waits for previous kernels before anything else.
