@@ -33,7 +33,7 @@ struct ForwardChoice {
     int units;          /* units per block of the SM90 kernel for 16-bit activations; 0: another kernel runs */
     bool by_maps;       /* forward_maps_kernel runs: it loads rows by tensor maps */
     bool y_by_map;      /* SM90 stores y by a tensor map */
-    StatesChoice local; /* the local pass before it, if there are several segments */
+    StatesChoice local; /* the local pass before this pass, if there are several segments */
 };
 
 struct Choice {

@@ -73,8 +73,8 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         state.load(reads ? start + unit_state(in, cursor, unit, 0) : nullptr, cursor.row0(unit) + 16 * unit_warp, in);
     }
     const int chunks = cursor.chunks();
-    /* Streams of left and right start at the second chunk, and those of z at the first.  They advance together, after
-     * the copies of left and right and before the copy of z. */
+    /* Streams of left and right start at the second chunk, and streams of z at the first.  All streams advance
+     * together, after the copies of left and right and before the copy of z. */
     if (thread_id() == 0) {
         const int first = REVERSE ? chunks - 1 : 0, second = REVERSE ? chunks - 2 : 1;
         for (int k = 0; k < MMA_UNITS; k++) {

@@ -47,8 +47,8 @@
  *
  * The third stage of x hides the latency of its copies behind the preparation of the previous chunk.
  * ONE UNIT.  A block has one consumer and a producer in two cases: a group has one unit (a head with P <= 64), or
- * sequences are short and heads few (units_of_forward()).  Such a block mostly waits for latencies, so two blocks share
- * a multiprocessor.
+ * sequences are short and heads few (units_of_forward()).  A block of one unit mostly waits for latencies, so two
+ * blocks share a multiprocessor.
  *     N <= 64 runs as 64 columns, in 105.3 KB.  B and C have three stages and x has four, so that all copies of a chunk
  *     are issued one chunk ahead.  One warp of the producer computes factors while the other three convert B and C to
  *     f16 (prepare_beside_factors()).
@@ -322,7 +322,7 @@ GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
 
 /* For blocks of one unit whose copies run one chunk ahead.  Warps 1 to 3 of the producer call this function while warp
  * 0 computes factors.  They convert rows of B and C, 16 at a time.  Warp 3 has fewer rows, so it also finds the largest
- * magnitudes in rows of x.  inverses: those of B, then those of C. */
+ * magnitudes in rows of x.  inverses: of B's rows, then of C's rows. */
 template <class Tile>
 GT_DEV void prepare_beside_factors(uint32_t B, uint32_t C, uint32_t inverses, uint32_t x, uint32_t maxima, int warp) {
     static_assert(Tile::UNITS == 1 && RowLanes<Tile::NP>::ROWS == 8, "a tile is 4 times 16 rows");
