@@ -332,7 +332,7 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
 
 /* ---- <G, h> ---------------------------------------------------------------------------------------------------- */
 
-/* Computes <G, h> for every 16 rows p.  Warps 2 and 7 call it, because they have only one block of pairs. */
+/* Computes <G, h> for every 16 rows p.  Warps 2 and 7 call this function, because they have only one block of pairs. */
 template <class C>
 GT_DEV void dot_states(const ChunkGradientBlock<C>& me, int step) {
     const int g = lane_id() / 4, j = lane_id() % 4;

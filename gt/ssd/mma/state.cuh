@@ -206,7 +206,7 @@ struct Cursor {
     static constexpr int BYTES = 64;
     uint32_t addresses;
 
-    /* All threads call it.  item: the segment's number. */
+    /* All threads call this function.  item: the segment's number. */
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item) const {
         sync_threads(); /* other threads may still read the previous segment */
         if (thread_id() == 0) {

@@ -56,7 +56,7 @@
  *     forward_tensor_kernel computes dz.
  * GATE.  z has one stage.  For dz, each consumer copies z and dy itself by cp.async, in rows of 128 bytes.  It copies
  * the next unit's rows after its four warps have read the current unit's rows, which takes two barriers per unit.
- * Without these barriers each warp would copy 32 bytes of every row, and forward with z took a sixth longer.
+ * Without barriers each warp would copy its own 32 bytes of every row.  Such copies made forward with z a sixth slower.
  * MBARRIERS.  FULL and EMPTY belong to a stage of B, C, FACTORS and PREPARED.  The producer's threads arrive at FULL.
  * The consumers' threads arrive at EMPTY when their products have ended and they have read z, so the producer may then
  * also copy z of the next chunk.  X_EMPTY belongs to a stage of x; the consumers' threads arrive when y is stored.
