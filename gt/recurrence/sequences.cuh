@@ -1,8 +1,8 @@
 /* gt/recurrence/sequences.cuh - which tokens belong to which sequence.
  *
- * A recurrent operator runs over sequences.  These are the elements of a batch, with T tokens each, or packed sequences
- * of any lengths, whose borders are in device memory (cu_seqlens).  Kernels handle both through Sequences.  The host
- * knows only an upper bound of the number of packed sequences; a block looks up its sequence on the device.
+ * A recurrent operator runs over sequences.  The sequences are the elements of a batch, with T tokens each, or packed
+ * sequences of any lengths, whose borders are in device memory (cu_seqlens).  Kernels handle both through Sequences.
+ * The host knows only an upper bound of the number of packed sequences; a block looks up its sequence on the device.
  *
  * Chunks.  An operator cuts every sequence into chunks of a fixed number of tokens, counted from the sequence's first
  * token; the last chunk may be shorter.  A chunk slot is an index into arrays with one entry per chunk.  gt_chunk_slot

@@ -441,8 +441,8 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
  *     G <- exp(Delta A) (G + DY C)
  * grid, block and shared memory: as in backward.
  * registers: A and G, 16 values each.
- * bytes per token and channel, bf16: u, dt, dy (and z) 2 each, B and C together 4 N / CHANNELS.  u and B are loaded but
- * not used, because SubChunk loads them.
+ * bytes per token and channel, bf16: u, dt, dy (and z) 2 each, B and C together 4 N / CHANNELS.  The kernel does not
+ * use u and B, but SubChunk loads them in any case.
  * A thread takes the tokens in order, so results are deterministic. */
 template <int LANES, int STATES, int COLUMNS, bool EXACT>
 GT_KERNEL(THREADS, 3)
