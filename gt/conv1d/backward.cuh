@@ -109,8 +109,8 @@ struct BackwardLane {
         shift(q);
     }
 
-    /* Stores dx of the run's token t.  Over time, dx goes to the stage whose first token is `begin`.  t may lie in the
-     * unit before the stage: Layout::LEAD leaves room for that. */
+    /* Stores dx of the run's token t.  In the layout over time, dx goes to the stage whose first token is `begin`.  t
+     * may lie in the unit before the stage: Layout::LEAD leaves room for that. */
     GT_METHOD void store(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int begin, int t,
                          const float (&dx)[VEC]) {
         if (!p.dx) return;

@@ -383,7 +383,8 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     Filter<W, 1> filter;
     filter.load(in, at.d, at.exists(in));
     /* Lane i < J computes the q of token i after the segment (see backward.cuh).  In every round the last lane needs
-     * the first J q of the round that follows in time.  For the first round that is taken, these q come from here. */
+     * the first J q of the round that follows in time.  For the round that is taken first, these q are computed
+     * here. */
     float window[W][1] = {}, dy_after = 0.0f;
     const int64_t token_after = at.offset + me.tokens + lane_id();
     if (at.exists(in) && lane_id() < J && me.tokens > 0 && token_after < in.T) {

@@ -23,8 +23,8 @@
  * by side.
  * REGISTERS per thread, N = 128, four units: consumers 216, producer and convolver 40.  The kernel starts with 128 for
  * each of 512 threads.
- * BYTES per token and head: x, y (and z) 2 P each.  Per token and group: 4 N of B and C are read, 4 N written, and
- * these are read again.
+ * BYTES per token and head: x, y (and z) 2 P each.  Per token and group: 4 N of B and C are read and 4 N written; the
+ * written bytes are read again.
  * grid: groups_kernel has a block for each chunk and group, of B and of C; forward_kernel as forward_hopper_kernel. */
 #ifndef GT_FUSED_CONV_SSD_SM90_CUH
 #define GT_FUSED_CONV_SSD_SM90_CUH

@@ -24,7 +24,7 @@
  * STRONG_DECAY_LIMIT limits c_16, as in forward.  A slice of a chunk takes the strong-decay path
  * (backward_strong_decay.cuh) if a sub-chunk exceeds the limit, or if its raw decays differ too much (is_strong).
  * The scale s of y is a factor of R, which is r_t 2^-(c_t - log2 s).  So Z and A contain s; G contains s from the
- * reverse state pass (states.cuh).  X does not contain s, so the last factor of dr does.  The products C_tt and
+ * reverse state pass (states.cuh).  X does not contain s, so the last factor of dr contains s.  The products C_tt and
  * C_(t,t-1), and u in the bonus, are multiplied by s separately.
  *
  * Rounding in bf16.  Two rounding errors cause half of the error of dw; for a single head this is more than the limit.

@@ -90,7 +90,8 @@ GT_DEV float scan_quads(float x, int quad, float* total) {
     return quad >= 1 ? y : 0.0f;
 }
 
-/* Returns the sum over the later ones of these 4 lanes.  The function never subtracts, because x may be infinite. */
+/* Returns the sum over the later ones of the 4 lanes that share a pair of channels.  The function never subtracts,
+ * because x may be infinite. */
 GT_DEV float sum_later_quads(float x, int quad) {
     float y = shfl_down(x, 8);
     float suffix = quad <= 2 ? x + y : x;
