@@ -40,8 +40,8 @@ For every function
   Results    repeat bit for bit.  Gradients of gradients are not supported.
   Transforms torch.func and forward-mode derivatives work or raise an error; no tangent is lost.
   Numbers    eps and scale must be positive in float32; 0 does not mean a default.  Integer tensors are int32 or int64.
-             An int64 value beyond int32 counts as out of range: as a slot its sequence is skipped, and in cu_seqlens it
-             is refused.
+             An int64 value beyond int32 counts as out of range.  A sequence with such a slot is skipped; such a value
+             in cu_seqlens is refused.
   Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.  They name
              the function that was called and its argument.
 
