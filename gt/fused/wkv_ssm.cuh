@@ -17,7 +17,7 @@
  *     step       ssd's kernel, then wkv6's.  Both run side by side.  wkv6's kernel waits for ssd's before it ends, so
  *                that later work of the stream waits for both
  *
- * Results are bit for bit those of two calls with the same segments. */
+ * Two calls with the same segments give the same results, bit for bit. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH
 

@@ -359,8 +359,9 @@ def _take_rows(pool, indices):
 
 
 def _put_rows(pool, places, named, rows):
-    """Writes the rows that _take_rows took.  An index outside of it must not change any row, but index_copy_ needs
-    a target for it.  So the first element with an index in the pool is written once more for each such index."""
+    """Writes the rows that _take_rows took.  An index outside of the pool must not change any row, but index_copy_
+    needs a target row for each index.  So for each index outside, the row of the first element with an index in the
+    pool is written once more."""
     if len(rows):
         count = torch.arange(len(rows), device=rows.device)
         source = torch.where(named, count, named.to(torch.int32).argmax())
@@ -368,8 +369,8 @@ def _put_rows(pool, places, named, rows):
 
 
 def _update_rows(state, indices, update, in_place):
-    """Calls update(pool, ...), which advances the states of a batch.  It works on the rows of `state` that `indices`
-    name if in_place, otherwise on a copy of them."""
+    """Calls update(pool, ...), which advances the states of a batch.  If in_place, update works on the rows of `state`
+    that `indices` name, otherwise on a copy of these rows."""
     if in_place:
         return update(state, slots=indices)
     rows, places, named = _take_rows(state, indices)

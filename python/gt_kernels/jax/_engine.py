@@ -1,9 +1,9 @@
 """The operators as JAX primitives, gt_kernels_OP_PASS, whose lowering is a call of the library's handler for XLA.
 
-They are primitives, because primitives may have rules of their own: vmap merges the new axis with the batch, and the
-error about second derivatives names the operator.  The library gives the sizes of `saved` and workspace while a call is
-traced.  Both are results of the call, so XLA owns their memory.  Function.__call__ checks arguments and puts a
-custom_vjp around the primitives.
+They are primitives, because primitives may have rules of their own.  The rule of vmap merges the new axis with the
+batch.  The rule of derivatives refuses second derivatives and names the operator.  The library gives the sizes of
+`saved` and workspace while a call is traced.  Both are results of the call, so XLA owns their memory.
+Function.__call__ checks arguments and puts a custom_vjp around the primitives.
 """
 
 import ctypes

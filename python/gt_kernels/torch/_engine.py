@@ -6,9 +6,9 @@ CUDA tensors run the kernels, on the current stream with memory from PyTorch's a
 call is planned once for its shapes, strides, dtypes and options (_plan.py).  A later call with the same plan costs a
 look-up, the allocation of outputs, and the C call.
 
-Engine.call skips PyTorch's dispatcher if only autograd could come between the call and the kernel: no mode, transform,
-trace, profiler or subclass of Tensor is active.  The dispatcher's path through Python costs more than the rest of a
-call.
+Engine.call skips PyTorch's dispatcher if nothing but autograd could come between the call and the kernel.  Then no
+mode, transform, trace, profiler or subclass of Tensor is active.  The dispatcher's path through Python costs more than
+the rest of a call.
 """
 
 import ctypes
@@ -458,7 +458,7 @@ class Engine:
         return options + (bool(final_state),) * self.state_count + (not recompute,) * self.operator.has_saved
 
     def find_seen(self, key, tensors):
-        """The stored checks of `key`.  Returns none if a tensor is nested, because PyTorch's check would end the
+        """The stored checks of `key`.  If a tensor is nested, returns no checks, because PyTorch's check would end the
         process."""
         seen = self.seen.get(key, ())
         if seen:
