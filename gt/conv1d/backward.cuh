@@ -123,7 +123,7 @@ struct BackwardLane {
         }
     }
 
-    /* Processes a unit.  It is tokens i ... i + UNIT - 1 of the stage, and tokens a ... a + UNIT - 1 of the run.
+    /* Processes a unit: tokens i ... i + UNIT - 1 of the stage, which are tokens a ... a + UNIT - 1 of the run.
      * has_before: the J tokens before the unit belong to the same sequence and run, so their dx is stored. */
     GT_METHOD void unit(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int i, int a,
                         bool has_before) {

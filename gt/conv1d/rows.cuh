@@ -12,8 +12,8 @@
  * These kernels serve calls whose rows have at least LEAST_UNITS units.  Units are aligned, but rows need not be: the
  * first and last unit of a row may hold tokens of other rows.  A channel's rows must have the same alignment in all
  * tensors; otherwise forward.cuh and backward.cuh serve the call.  If rows are whole numbers of aligned units, other
- * files serve forward.  These are bulk_rows_sm90.cuh on compute capability 9.0, and elsewhere whole_rows.cuh for calls
- * that are not packed.
+ * files serve forward: bulk_rows_sm90.cuh on compute capability 9.0, and elsewhere whole_rows.cuh for calls that are
+ * not packed.
  *
  * Packed sequences (PACKED) use borders.cuh.  The four warps of a block take the same segment of four channels.
  * Together they write the segment's borders while the first copies are in flight, and then meet at the block's only

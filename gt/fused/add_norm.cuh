@@ -289,8 +289,8 @@ GT_DEV void add_terms(const Params& p, Real inverse, Real v, Real d, Real (&sums
     sums[4] += d;
 }
 
-/* LEAN: RMSNorm of tensors of 16 bits, from the stored sum, without dbeta.  It needs so few registers that two blocks
- * of 512 threads run at once on a multiprocessor. */
+/* LEAN: RMSNorm of tensors of 16 bits, from the stored sum, without dbeta.  A lean kernel needs so few registers that
+ * two blocks of 512 threads run at once on a multiprocessor. */
 template <int GROUPS, bool LEAN>
 GT_KERNEL(norm::MAX_LANES, LEAN ? 2 : 1)
 backward_kernel(const GT_GRID_CONSTANT Params p) {

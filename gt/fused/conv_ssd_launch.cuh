@@ -57,8 +57,8 @@ static inline int64_t convolving_bytes(const gt_conv_ssd_args& a) {
     return (int64_t)arena.bytes();
 }
 
-/* Returns whether dtype and sizes suit the kernels.  Their scratch must not exceed c_bytes, the size of c.  It could,
- * because packed sequences may have many more chunks than their tokens fill. */
+/* Returns whether dtype and sizes suit the kernels.  Their scratch must not exceed c_bytes, the size of c.  The scratch
+ * could be larger, because packed sequences may have many more chunks than their tokens fill. */
 static inline bool may_convolve(const gt_conv_ssd_args& a, int64_t c_bytes) {
     return c_bytes > 0 && a.dtype == GT_BF16 && BUILT_BF16 && is_built_columns(a.N) && convolving_columns(a.N) &&
            a.xBC_stride.h == 1 && convolving_bytes(a) <= c_bytes;

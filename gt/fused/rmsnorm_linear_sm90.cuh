@@ -19,7 +19,7 @@
  *
  * fp32: operands are in parts (rmsnorm_linear_parts.cuh), and tiles are 128 x 128.  A stage has one part of both
  * operands.  Three stages hold the parts of 64 of K.  The six products come from these stages, so each part is loaded
- * once.  This takes 32 bytes a clock for each block, as much as one product of 128 x 256.
+ * once.  These loads take 32 bytes a clock for each block, as much as one product of 128 x 256.
  * Tensor cores round sums towards zero.  So each sum over 64 of K starts from zero, with the small products first.  The
  * sum is added to the total in fp32 while the next sum is multiplied.  Only the last four accumulations of a sum, hi by
  * hi, are large enough to matter for the rounding; each loses at most 2^-24.

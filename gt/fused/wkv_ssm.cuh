@@ -1,5 +1,5 @@
-/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block.  All arguments are checked first, then both are enqueued in
- * one chain.
+/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block.  All arguments are checked first, then both operators are
+ * enqueued in one chain.
  *
  * This file has no kernels.  It launches the stages of gt/wkv6/ and gt/ssd/ in turn (gt/recurrence/stages.cuh).  The
  * operators share the buffer `saved` and the buffer `workspace`; wkv6's part comes first in each.

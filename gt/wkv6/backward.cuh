@@ -54,8 +54,8 @@
  * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one slice:
  * 128, 64, 96.
  * operands: S, G, v, dy have 16 bits; C, R, K, A are tf32.
- *   bf16: S and G are stored as bf16.  This rounds them by 2^-9, as outputs are rounded.  Row sums come from the
- *   reverse state pass, where G is fp32.
+ *   bf16: S and G are stored as bf16.  Their rounding error is 2^-9, as for outputs.  Row sums come from the reverse
+ *   state pass, where G is fp32.
  *   f16: S is stored as fp32 and rounded here.  The reverse state pass rounds G to f16 with a power of two for each
  *   row.  This kernel computes rowsum(S . G) from the fp32 S.
  *   X and Z are computed transposed, channels by tokens.  R and K are the left operands, and C^T, in the order of its

@@ -335,7 +335,7 @@ class Function:
                 right = "float32, bfloat16 or float16" if first.name not in DTYPES else str(first)
                 self.refuse(function, name, f"has dtype {array.dtype}: must be {right}", c.GT_ERROR_DTYPE)
             if kind == "f" and ("state_out" in field or ("state_in" in field and "slots" in fields)):
-                # a step rounds states only if its parameters may have 16 bits, too; a pool of conv_ssd has its own dtypes
+                # a step rounds states only if its parameters may have 16 bits; a pool of conv_ssd has its own dtype
                 is_step, types = function.endswith("_step"), self.operator.state_dtype(field)
                 right = DTYPES if types and (not is_step or self.operator.parameter_dtype) else ("float32",)
                 if array.dtype.name not in right:
