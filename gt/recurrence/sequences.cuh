@@ -73,8 +73,8 @@ GT_DEV bool sequence_exists(const Sequences& q, int64_t s) { return !q.cu_seqlen
 /* Returns the number of blocks of a launch for up to `all` items of work.  Usually each item gets a block.  `sensible`
  * is the number of items if each sequence has SENSIBLE_TOKENS.  A packed call gets at most `sensible` blocks, or four
  * per multiprocessor if that is more; then blocks take items in turn.
- * An idle block costs 5 ns.  The work of one token and head costs more than 0.2 ns, and that of SENSIBLE_TOKENS more than
- * 50 ns.  So idle blocks cost at most a tenth of the time. */
+ * An idle block costs 5 ns.  The work of one token and head costs more than 0.2 ns, and that of SENSIBLE_TOKENS more
+ * than 50 ns.  So idle blocks cost at most a tenth of the time. */
 constexpr int64_t SENSIBLE_TOKENS = 256;
 
 static inline int64_t most_blocks(const Sequences& q, int64_t all, int64_t sensible, const Device& device) {
