@@ -10,7 +10,7 @@ static int is_recurrent(const test_case *c) { return test_is_over_time(test_op_o
 
 static int is_shared(const test_case *c) { return test_get_flag(c, test_table(c)->fields.state_in_shared); }
 
-/* The n-th tensor of the operator with this plain name, or NULL.  An operator that joins two operators has two tensors
+/* The n-th tensor with this plain name, counted from 0, or NULL.  An operator that joins two operators has two tensors
  * with the plain name state_in. */
 static const gt_tensor *nth_tensor(const test_case *c, const char *plain_name, int n) {
     for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
@@ -170,8 +170,8 @@ void test_accumulate_adds(const test_runner *r, const test_case *c) {
     test_free(&in), test_free(&added), test_free(&written);
 }
 
-/* Adds the gradients of a part of the case to *sums, if the whole's gradient is the sum over the parts.  This holds for
- * parameter gradients and, if the batch is cut, for the gradient of a shared state. */
+/* Adds the gradients of a part of the case to *sums, if the gradient of the whole case is the sum over its parts.  This
+ * holds for parameter gradients and, if the batch is cut, for the gradient of a shared state. */
 static void add_part(const test_case *part, const test_values *from, char letter, test_values *sums) {
     const gt_op *op = test_table(part);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -193,7 +193,7 @@ static void check_sums(const test_runner *r, const test_case *c, gt_pass pass, c
     test_free(&magnitudes);
 }
 
-/* ---- pieces ---------------------------------------------------------------------------------- */
+/* ---- parts ----------------------------------------------------------------------------------- */
 
 static void split_batch(const test_runner *r, const test_case *c, double tolerance) {
     char letter = is_recurrent(c) ? 'B' : 'M';
@@ -402,7 +402,7 @@ void test_prefill_splits(const test_runner *r, const test_case *c, int64_t at) {
     test_free(&handed_over);
 }
 
-/* ---- pieces ---------------------------------------------------------------------------------- */
+/* ---- independent pieces ---------------------------------------------------------------------- */
 
 enum { MOST_PIECES = 8 };
 
@@ -438,7 +438,8 @@ static void gather(double **all, const double *one, int64_t n, int64_t count, in
 }
 
 /* Joins the pieces.  Returns the start state of every piece, [count,...].  With is_reverse it returns the gradient of
- * every piece's end state instead.  first: the sequence's first state or the gradient of its last state, or NULL. */
+ * every piece's end state instead.  first: the state before the first piece or, with is_reverse, the gradient of the
+ * state after the last piece; may be NULL. */
 static double *join_pieces(const test_runner *r, pieces *p, const double *first, int is_reverse) {
     const gt_pass pass = is_reverse ? GT_SEGMENT_BACKWARD : GT_SEGMENT;
     const gt_pass joins = is_reverse ? GT_JOIN_BACKWARD : GT_JOIN;
@@ -479,8 +480,8 @@ static double *piece_of(const pieces *p, const double *all, int64_t k) {
     return one;
 }
 
-/* Makes the whole's dstate_in from the first piece's dstate_in: the same array or, if the batch shares the first state,
- * the sum over the batch. */
+/* Makes dstate_in of the whole case from dstate_in of the first piece: the same array or, if the batch shares the first
+ * state, the sum over the batch. */
 static double *first_gradient(const pieces *p, double *of_piece) {
     const gt_tensor *t = test_tensor_of(&p->whole, "dstate_in");
     const int64_t n = test_count(&p->whole, GT_BACKWARD, t), all = test_count(&p->part[0], GT_BACKWARD, t);
@@ -805,7 +806,8 @@ static void check_small_states(const test_runner *r, const test_case *c, int kin
     test_free(&in), test_free(&rounding), test_free(&got), test_free(&expected);
 }
 
-/* Checks packed sequences also with room for one sequence, and none there: no state may be written. */
+/* Checks the case.  If it is packed, also checks a call with room for one sequence, but without a sequence: this call
+ * may write no state. */
 void test_small_states_agree(const test_runner *r, const test_case *c, int kind) {
     const int64_t capacity = 1;
     test_case none = *c;
@@ -1192,8 +1194,8 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
 
 /* ---- speculative decoding -------------------------------------------------------------------- */
 
-/* The sequences that a simulated server decodes, each with a row of a pool of states, and their results by steps of one
- * token.  See test_server_agrees. */
+/* The sequences that a simulated server decodes.  Each sequence has a row in a pool of states, and expected results
+ * from steps of one token.  See test_server_agrees. */
 typedef struct served {
     const test_runner *r;
     test_case all; /* all sequences as one call: B is their number, T their length */
@@ -1387,8 +1389,8 @@ static void spoil(const test_case *c, gt_pass pass, const spot *s, double value,
         in, c, s->tensor->name))[((s->batch * size[1] + s->token) * size[2] + s->head) * size[3] + s->element] = value;
 }
 
-/* An operator that joins two has their argument structs as fields.  Returns the length of the name of the struct that
- * holds the tensor: 4 for "wkv6.r", 0 for a field of the outer struct itself. */
+/* The argument struct of an operator that joins two operators has their argument structs as fields.  Returns the length
+ * of the name of the field that holds the tensor: 4 for "wkv6.r", 0 if the outer struct itself holds it. */
 static size_t struct_of(const gt_tensor *t) {
     const char *dot = strchr(t->name, '.');
     return dot ? (size_t)(dot - t->name) : 0;
@@ -1417,8 +1419,8 @@ static int in_chunk_of(const test_case *c, const spot *s, const gt_tensor *t, in
 }
 
 /* Whether the kernels may change element j of a tensor, even if the twin does not.  They may if the element belongs to
- * the spot's sequence, chunk and head, or to a group whose input the head shares.  They may change any element of a
- * parameter's gradient, since the gradient sums over all chunks. */
+ * the spot's sequence, chunk and head.  A group belongs to all heads that share its inputs.  They may change any
+ * element of a parameter's gradient, since the gradient sums over all chunks. */
 static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const spot *s) {
     int64_t size[4] = {1, 1, 1, 1};
     test_shape(c, pass, t, size);

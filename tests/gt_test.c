@@ -383,7 +383,7 @@ static void fill_drafts(const test_case *c, const gt_tensor *t, int64_t count, c
     }
 }
 
-/* Fills in arbitrary integers, for the next columns of states that are rings, and for seeds and steps. */
+/* Fills in arbitrary integers: seeds, step numbers, or the next columns of states that are rings. */
 static void fill_places(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     for (int64_t b = 0; b < count; b++) v[b] = floor(test_uniform(&r) * 20) - 6;
@@ -452,7 +452,7 @@ const gt_tensor *test_tensor_of(const test_case *c, const char *name) {
 }
 
 /* Copies n positions along one index of a tensor.  The index has from_n positions in `from` and to_n in `to`.  outer
- * and inner: the numbers of elements along the indices before and after. */
+ * and inner: the numbers of elements along the indices before and after this index. */
 static void copy_range(const double *from, int64_t from_n, int64_t from_at, double *to, int64_t to_n, int64_t to_at,
                        int64_t n, int64_t outer, int64_t inner) {
     for (int64_t i = 0; i < outer; i++)
@@ -518,8 +518,8 @@ typedef struct call {
     char *memory, *expected; /* expected: the memory as the pass must leave it, except for its outputs */
 } call;
 
-/* A buffer that several tensors share: each tensor is a range of its columns.  A call has four such buffers: for inputs
- * and for outputs, each with elements of 2 bytes and of other sizes. */
+/* A buffer that several tensors share: each tensor is a range of its columns.  A call has four such buffers: inputs
+ * have one for elements of 2 bytes and one for elements of other sizes, and so have outputs. */
 typedef struct columns {
     int64_t rows, row, used; /* number of rows; elements of a row; elements of a row that have a tensor */
     int element;             /* bytes of one element */
@@ -541,8 +541,8 @@ static int is_slice(const gt_tensor *t) { return t->stride_offset && !test_is_st
 
 static int has_slices(test_layout layout) { return layout == TEST_SLICES || layout == TEST_ALIGNED; }
 
-/* The number of columns that a tensor takes in a shared buffer.  TEST_ALIGNED rounds up to 8 elements, which are a
- * multiple of 16 bytes. */
+/* The number of columns that a tensor takes in a shared buffer.  TEST_ALIGNED rounds up to a multiple of 8 elements,
+ * which is a multiple of 16 bytes. */
 static int64_t columns_for(const gt_tensor *t, const place *p, test_layout layout) {
     int64_t n = row_elements(t, p);
     return layout == TEST_ALIGNED ? (n + 7) / 8 * 8 : n;
@@ -787,7 +787,7 @@ static void write_memory(const test_case *c, gt_pass pass, const test_values *in
 
 /* Sets the pointers in the argument struct.  A pointer that the pass does not use points to guard bytes, so that a use
  * of it shows.  Pointers to snapshots are NULL instead, because tests also call forward with the arguments of backward.
- * Only a step's state_in is NULL, or equal to state_out. */
+ * A step's state_in is NULL, or equals state_out if the case is in place. */
 static void set_pointers(const test_case *c, gt_pass pass, call *k) {
     const gt_op *op = test_table(c);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -1102,8 +1102,8 @@ static double tolerance_of(const test_runner *r, const test_op *op, const gt_ten
  *
  * If one element makes up most of a channel, its own rounding may exceed the tensor's tolerance, so the limit is at
  * least this rounding.  If kernels round factors of products, the limit is 1.5 times as large: the emulation measured
- * an error of 1.72 tolerances, with one row.  Such kernels also compute fp32 gradients from a state in the call's
- * dtype.  A slowly decaying channel rounds this state once in 64 tokens; a GPU measured 1.81 tolerances.
+ * an error of 1.72 tolerances in a call with one row.  Such kernels also compute fp32 gradients from a state in the
+ * call's dtype.  For a slowly decaying channel they round this state once in 64 tokens; a GPU measured 1.81 tolerances.
  *
  * A channel of up to 32 elements may be small by chance, because its terms cancel.  Its error is then compared with an
  * eighth of a typical element or, with rounded factors, with a whole typical element.  A GPU measured 1.8 tolerances,
@@ -1172,7 +1172,7 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         /* Rounding to the dtype alone makes a relative l2 error of 0.43 half units, if many numbers have similar sizes.
          * Other errors are independent of the rounding, and may take half of the tolerance. */
         tolerance = fmax(tolerance, hypot(own_rounding(y, count, dtype), tolerance / 2));
-        /* in a small tensor all roundings may be large at once, also roundings between two stages */
+        /* in a small tensor all rounding errors may be large at once, also those between two stages */
         const double between = r->tolerance.rounds_factors == 2 ? half_unit[call_dtype] : 0;
         if (count < 64) tolerance = fmax(tolerance, 1.05 * (half_unit[dtype] + between));
         if (magnitudes && magnitudes->of[i])
@@ -1188,7 +1188,7 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         ok &= compare_groups(r, c, pass, t, x, y, &each_row);
         ok &= compare_groups(r, c, pass, t, x, y, &element);
         free(x_logs), free(y_logs);
-        if (!is_slice(t)) continue; /* a channel sums over tokens or rows, and a state has neither */
+        if (!is_slice(t)) continue; /* a channel is judged over tokens or rows, which states lack */
         rows = t->shape[0] == 'M' ? size[0] : size[0] * size[1];
         const int64_t used = pass == GT_STEP ? rows_with_numbers(y, rows, count / rows) : rows_used(c, t, rows);
         grouping channel = channel_of(r, call_dtype, dtype, count / rows, used, tolerance, floor, typical,

@@ -77,8 +77,9 @@ static int vary(const test_op *of, gt_pass pass, variant v, test_args *args) {
         put(args, op->fields.saved_bytes, &bytes, sizeof bytes);
         return 1;
     case SMALL_STATES:
-        if (!op->of_steps.in_forward || pass != GT_FORWARD) return 0;
+        if (op->of_steps.passes == GT_STATES_OF_STEP || !op->of_steps.state || pass != GT_FORWARD) return 0;
         put(args, op->of_steps.state, &bf16, sizeof bf16);
+        if (op->of_steps.conv_state) put(args, op->of_steps.conv_state, &bf16, sizeof bf16);
         return 1;
     case SNAPSHOTS:
         if (!op->of_steps.snapshot || pass != GT_FORWARD) return 0;
@@ -103,6 +104,7 @@ static void clear_step(const gt_op *op, test_args *args) {
     const int dtype = GT_DTYPE_DEFAULT;
     put(args, op->fields.slot_capacity, &none, sizeof none);
     put(args, op->of_steps.state, &dtype, sizeof dtype);
+    if (op->of_steps.conv_state) put(args, op->of_steps.conv_state, &dtype, sizeof dtype);
     put(args, op->of_steps.parameter, &dtype, sizeof dtype);
 }
 
@@ -162,18 +164,19 @@ static void launch_sizes(const test_op *op) {
 /* Steps, with states and parameters of every dtype. */
 static void launch_steps(const test_op *op) {
     const gt_step_dtypes *of = &op->table()->of_steps;
+    const int has_types = of->state && of->passes != GT_STATES_OF_FORWARD;
     static const int64_t times[] = {1, 2, 4, 5, 16};
     for (const test_case *size = op->steps; size && size->op; size++) {
         for (int i = 0; i < 40; i++) {
             test_case c = *size;
             test_set_size(&c, 'T', times[i % 5]);
             if (i / 5 % 2) test_set_slots(&c, test_get_size(&c, 'B') + 2);
-            if (of->state) test_set_flag(&c, of->state, i / 10 ? GT_F32 + i / 10 - 1 : GT_DTYPE_DEFAULT);
+            if (has_types) test_set_flag(&c, of->state, i / 10 ? GT_F32 + i / 10 - 1 : GT_DTYPE_DEFAULT);
             if (of->scale && i / 10 == 1) test_set_flag(&c, of->state, GT_INT8);
             if (of->parameter) test_set_flag(&c, of->parameter, i / 10 ? GT_DTYPE_DEFAULT : GT_BF16);
             launch_dtypes_of(&c, GT_STEP);
             c.drafts = TEST_ROUNDING;
-            if (of->state && test_get_flag(&c, of->state) > GT_F32) launch_dtypes_of(&c, GT_STEP);
+            if (has_types && test_get_flag(&c, of->state) > GT_F32) launch_dtypes_of(&c, GT_STEP);
         }
     }
 }

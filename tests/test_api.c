@@ -314,7 +314,7 @@ static void test_huge_sizes(call *c) {
         for (const gt_size *other = c->op->sizes; other < s; other++) {
             if (s->letter == 'W' || other->letter == 'W') continue;
             if (gt_is_join(c->pass) && (s->letter == 'T' || other->letter == 'T')) continue; /* a join does not use T */
-            /* sizes of two joined operators: no tensor has both */
+            /* sizes that belong to different ones of two joined operators: no tensor has both */
             if (s->letter >= 'a' && other->letter < 'a' && !strchr("BT", other->letter)) continue;
             set_int64(c->args, s->offset, GT_MAX_SIZE);
             set_int64(c->args, other->offset, GT_MAX_SIZE);
@@ -693,7 +693,7 @@ static void test_bad_strides(call *c) {
             refuse_stride(c, t, (gt_stride){0, 0, bad[i]});
         }
         if (t->shape[0] == 'M') continue;
-        /* the given stride is within bounds, but the default of another stride follows from it and is not */
+        /* the given stride is allowed, but makes the default of another stride too large */
         refuse_stride(c, t, (gt_stride){0, 0, (int64_t)1 << 55});
         refuse_stride(c, t, (gt_stride){0, (int64_t)1 << 55, 0});
     }
@@ -786,8 +786,8 @@ static int64_t row_bytes(const call *c, const gt_tensor *t, int element) {
     return n;
 }
 
-/* Makes both tensors columns of one buffer, with `other` before `out` (after = 1) or behind it.  Moves `out` by `shift`
- * elements to the right, so that it overlaps `other` unless shift is 0. */
+/* Makes both tensors columns of one buffer.  after: 1 if `out` comes after `other`, 0 if `out` comes first.  Moves
+ * `out` by `shift` elements to the right, so that it overlaps `other` unless shift is 0. */
 static void set_columns(call *c, const gt_tensor *out, const gt_tensor *other, int after, int shift) {
     int el = view_in(c, out).element, other_el = view_in(c, other).element;
     int64_t n = round_up4(row_bytes(c, out, el)), slack = n - row_bytes(c, out, el);
@@ -977,8 +977,8 @@ static void test_pool_strides(call *c) {
     }
 }
 
-/* Tests the arguments of stochastic rounding.  The passes that take states of 16 bits also take a seed and step numbers
- * if the states have 16 bits. */
+/* Tests the arguments of stochastic rounding.  A pass that can take states of 16 bits also takes a seed and step
+ * numbers, but only if its states have 16 bits. */
 static void test_rounding(call *c) {
     if (!find_tensor(c->op, "rounding_seed")) return;
     const size_t seed = offset_of(c, "rounding_seed"), steps = offset_of(c, "rounding_steps");
@@ -1014,7 +1014,7 @@ static void set_apart(call *c) {
     }
 }
 
-/* Tests snapshots.  Only forward has them; it needs snapshot_every, a multiple of 128. */
+/* Tests snapshots.  Only forward writes snapshots, and they need snapshot_every, a multiple of 128. */
 static void test_snapshots(call *c) {
     static const int64_t bad[] = {-128, -1, 1, 64, 127, 129, 200};
     static const int bad_dtypes[] = {-1, 4, 99};
@@ -1057,7 +1057,7 @@ static void test_snapshots(call *c) {
     }
 }
 
-/* Tests int8 states and their scales.  Only a step takes them, and it takes neither without the other. */
+/* Tests int8 states and their scales.  Only a step takes int8 states and scales, and it needs both. */
 static void test_scale(call *c) {
     if (!c->op->of_steps.scale || gt_is_join(c->pass)) return;
     const gt_tensor *t = find_tensor(c->op, "state_scale");
@@ -1196,7 +1196,7 @@ static void test_shared_alias(call *c, const gt_tensor *o, const gt_tensor *i) {
     expect_overlap(c, o, i);
 }
 
-/* Does so for all states with these plain names.  An operator that joins two operators has two of each. */
+/* Tests all states with these plain names.  An operator that joins two operators has two of each. */
 static void test_shared_aliases(call *c, const char *out, const char *in) {
     for (int i = 0; c->op->tensors[i].name; i++)
         if (test_is(&c->op->tensors[i], out))

@@ -3,8 +3,9 @@
  *
  *     test_cpu [short] [OP]
  *
- * With `short` the test makes fewer checks.  Each case runs with one combination of dtypes, in turn, and with two of
- * the four numbers of pieces.  Fewer cases are drawn.  Results of one thread are compared only with results of five. */
+ * With `short` the test makes fewer checks.  Each case runs with only one combination of dtypes, the next in turn, and
+ * with two of the four numbers of pieces.  Fewer random cases run.  Results of one thread are compared only with
+ * results of five threads. */
 #include "gt_invariants.h"
 #include <math.h>
 #include <stdio.h>
@@ -80,7 +81,7 @@ static void snapshots_agree(const test_case *c) {
     }
 }
 static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }
-/* By how much steps of the twin may differ from forward. */
+/* The tolerance of the twin's steps against its forward. */
 static double step_tolerance(const test_case *c) {
     return test_op_of(c->op)->step_tolerance[test_dtype_of(c, &test_table(c)->tensors[0])];
 }

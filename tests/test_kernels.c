@@ -11,9 +11,9 @@
  *   --short        fewer cases, for sanitizers
  *   --once         makes each call once, in every size and with every dtype, for slow sanitizers.  With --short, some
  *                  sizes run without some dtypes
- *   --few          for a test that runs often: as --once, with every size, kernel and dtype, but not with every
- *                  combination, and with one in five of the smallest cases for each property.  With --short, no
- *                  properties and, without --exact, not the largest sizes
+ *   --few          for a test that runs often: as --once, but not with every combination of size, kernel and dtype.
+ *                  Checks of a property take one in five of the smallest cases.  With --short, no properties are
+ *                  checked and, without --exact, the largest sizes do not run
  *   --steps        only the checks of the step kernels
  *   --exact        gives every tensor its own allocation and fills no memory in advance, so that a sanitizer finds
  *                  accesses outside of tensors and reads of unwritten memory
@@ -59,7 +59,7 @@ typedef struct call {
 static void put_pointer(void *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
 static void put_int(void *args, size_t offset, int x) { memcpy((char *)args + offset, &x, sizeof x); }
 
-/* The number of bytes from the start of a tensor's first element to the end of its last.  v: of a prepared call. */
+/* The number of bytes from the start of a tensor's first element to the end of its last.  The call of v is prepared. */
 static size_t extent(const gt_view *v) {
     int64_t bytes = v->count ? v->element : 0;
     for (int i = 0; i < v->rank && v->count; i++) bytes += (v->size[i] - 1) * v->stride[i];
@@ -439,8 +439,8 @@ static void batch_splits(tester *t, const test_case *c) {
 }
 
 /* Checks where a NaN or infinity spreads.  Half of the cases have `saved`, and in half of them decays may underflow to
- * 0. For all chunks that gt_kernels.h names, token 57 lies in the second half of its chunk, and token 25 in the first
- * half. */
+ * 0. For all chunk lengths that gt_kernels.h names, token 57 lies in the second half of its chunk, and token 25 in the
+ * first half. */
 static void nonfinite_stays(tester *t, const test_case *drawn) {
     test_case c = *drawn;
     const int is_saved = has_saved(&c) && c.seed / 2 % 2, may_vanish = c.seed / 4 % 2;
@@ -651,8 +651,8 @@ static double work(const test_case *c) {
     return product;
 }
 
-/* The same for cases of little work.  The emulation runs larger cases of most operators too slowly, but only small
- * cases reach conv1d's kernels for long rows. */
+/* Skips cases of much work.  The emulation also runs cases of level TEST_SMALL, because conv1d's kernels for long rows
+ * need them.  The other operators' cases of this level mostly take too long there. */
 static void small_states_agree_fast(tester *t, const test_case *c) {
     if (work(c) <= (is_few ? 1e5 : 1e6)) small_states_agree(t, c);
 }
@@ -665,8 +665,8 @@ static const int64_t rows[] = {0, 644, 902, 386}; /* values of test_case.row */
  * chunk. */
 enum { FEW_TOKENS = 66, FEW_WORK = 2000000 };
 
-/* Runs the check on every size with every time, each with `count` combinations of dtypes.  Decays, layout, segments and
- * dtypes change from case to case. */
+/* Runs the check on every size with every number of tokens or rows in `times`, each with `count` combinations of
+ * dtypes.  Decays, layout, segments and dtypes change from case to case. */
 static void sweep(tester *t, const int64_t *times, double most_work, int count, check_case *check) {
     const test_op *op = t->op;
     int n = 0;
@@ -692,8 +692,8 @@ static void sweep(tester *t, const int64_t *times, double most_work, int count, 
     }
 }
 
-/* Runs a check on every size with the d-th dtypes.  Arrays are aligned, as the fast kernels need them, and the time is
- * cut into two segments. */
+/* Runs a check on every size with the d-th dtypes.  Arrays are aligned, as the fast kernels need them, and the tokens
+ * are divided into two segments. */
 static void for_sizes(tester *t, int64_t time, double most_work, int d, check_case *check) {
     const test_op *op = t->op;
     for (const test_case *size = op->sizes; size->op; size++) {
@@ -843,8 +843,8 @@ static void check_launching(tester *t) {
     }
 }
 
-/* Checks the times test_op.more_times, and that the kernels of test_op.launched were launched.  With --few, runs every
- * size once, and then small sizes with every dtype until all these kernels were launched. */
+/* Checks the numbers of tokens or rows in test_op.more_times, and that the kernels of test_op.launched were launched.
+ * With --few, runs every size once, and then small sizes with every dtype until all these kernels were launched. */
 static void check_more_times(tester *t) {
     const test_op *op = t->op;
     const double most_work = machine_is_slow ? 6e6 : 2e7;
@@ -968,7 +968,8 @@ static void check_int8_states(void) {
 }
 
 /* Checks the step kernels.  Layout, slots and dtypes change from case to case.  With --few, every size runs once with
- * each of three times.  Otherwise every size runs three times with each of all times, once of them in packed arrays. */
+ * 1, 5 and 16 tokens.  Otherwise every size runs three times with each number in step_times, and one of the three runs
+ * has packed arrays. */
 static void check_steps(tester *t) {
     static const int64_t step_times[] = {1, 5, 16, 2, 4, 15, 3};
     const test_op *op = t->op;

@@ -32,10 +32,10 @@
  * rows.
  * A box without swizzle has rows of any multiple of 16 bytes, one after the other, at a multiple of 128 bytes.
  *
- * The copies belong to the asynchronous proxy.  If a copy touches shared memory that the kernel itself has written
- * (sts, stmatrix, cp_async, mbarrier_init), the writing warp calls fence_async_proxy, and a barrier precedes the copy.
- * Loaded data needs no fence: a warp waits for the mbarrier of the load, then reads the data by lds or as a tile of
- * wgmma.
+ * The copies belong to the asynchronous proxy.  A copy may touch shared memory that the kernel itself has written (sts,
+ * stmatrix, cp_async, mbarrier_init).  Before such a copy the writing warp calls fence_async_proxy, and then a barrier
+ * follows.  Loaded data needs no fence: a warp waits for the mbarrier of the load, then reads the data by lds or as a
+ * tile of wgmma.
  */
 #ifndef GT_BASE_BULK_CUH
 #define GT_BASE_BULK_CUH

@@ -84,7 +84,8 @@ static inline cudaError_t find_in_driver(const char* name, int since, std::atomi
 }
 
 /* Gets the maximum block size of a kernel, in threads, on the current device, `id`.  A pending error is neither cleared
- * nor returned.  cudaFuncGetAttributes might do so; while an error is pending, the function asks the driver instead. */
+ * nor returned.  cudaFuncGetAttributes might clear or return the error, so while an error is pending the function asks
+ * the driver. */
 static inline cudaError_t ask_threads(const void* kernel, [[maybe_unused]] int id, int* most) {
 #if CUDART_VERSION >= 12060
     if (cudaPeekAtLastError() != cudaSuccess) {

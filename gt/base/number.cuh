@@ -223,7 +223,8 @@ struct Element<f16> {
 };
 
 #if GT_SM80
-/* (w & mask) | bits and (w & mask) ^ bits, in one instruction each.  From the C expressions ptxas makes two. */
+/* (w & mask) | bits and (w & mask) ^ bits, in one instruction each.  From the C expressions ptxas makes two
+ * instructions. */
 GT_HD uint32_t and_or(uint32_t w, uint32_t mask, uint32_t bits) {
     uint32_t result;
     asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(w), "r"(mask), "r"(bits));

@@ -242,7 +242,7 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
 /* The layout of one tensor's elements in one call. */
 typedef struct gt_view {
     char *data;
-    int rank;                   /* number of indices, without those of size 1 */
+    int rank;                   /* number of indices whose size is not 1 */
     int64_t size[4], stride[4]; /* strides in bytes */
     int64_t count;              /* number of elements */
     int element;                /* bytes of an element */

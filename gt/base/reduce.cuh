@@ -66,8 +66,8 @@ struct ReduceRowsParams {
 };
 
 GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams params) {
-    /* Loads in flight per thread.  16 warps with 18 loads each cover 288 rows in one batch.  This is enough for two
-     * rows from each of 144 multiprocessors. */
+    /* Loads in flight per thread.  16 warps with 18 loads each cover 288 rows in one batch.  288 rows are two rows from
+     * each of 144 multiprocessors. */
     constexpr int BATCH = 18;
     RowSums::Sum p = params.sums[0];
     int64_t block = block_x();

@@ -109,8 +109,8 @@ struct BackwardLane {
         shift(q);
     }
 
-    /* Stores dx of the run's token t.  Over time, dx goes to the stage whose first token is `begin`.  t may lie in the
-     * unit before the stage: Layout::LEAD leaves room for that. */
+    /* Stores dx of the run's token t.  In the layout over time, dx goes to the stage whose first token is `begin`.  t
+     * may lie in the unit before the stage: Layout::LEAD leaves room for that. */
     GT_METHOD void store(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int begin, int t,
                          const float (&dx)[VEC]) {
         if (!p.dx) return;
@@ -123,7 +123,7 @@ struct BackwardLane {
         }
     }
 
-    /* Processes a unit.  It is tokens i ... i + UNIT - 1 of the stage, and tokens a ... a + UNIT - 1 of the run.
+    /* Processes a unit: tokens i ... i + UNIT - 1 of the stage, which are tokens a ... a + UNIT - 1 of the run.
      * has_before: the J tokens before the unit belong to the same sequence and run, so their dx is stored. */
     GT_METHOD void unit(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int i, int a,
                         bool has_before) {

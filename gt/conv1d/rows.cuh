@@ -12,8 +12,8 @@
  * These kernels serve calls whose rows have at least LEAST_UNITS units.  Units are aligned, but rows need not be: the
  * first and last unit of a row may hold tokens of other rows.  A channel's rows must have the same alignment in all
  * tensors; otherwise forward.cuh and backward.cuh serve the call.  If rows are whole numbers of aligned units, other
- * files serve forward.  These are bulk_rows_sm90.cuh on compute capability 9.0, and elsewhere whole_rows.cuh for calls
- * that are not packed.
+ * files serve forward: bulk_rows_sm90.cuh on compute capability 9.0, and elsewhere whole_rows.cuh for calls that are
+ * not packed.
  *
  * Packed sequences (PACKED) use borders.cuh.  The four warps of a block take the same segment of four channels.
  * Together they write the segment's borders while the first copies are in flight, and then meet at the block's only
@@ -383,7 +383,8 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     Filter<W, 1> filter;
     filter.load(in, at.d, at.exists(in));
     /* Lane i < J computes the q of token i after the segment (see backward.cuh).  In every round the last lane needs
-     * the first J q of the round that follows in time.  For the first round that is taken, these q come from here. */
+     * the first J q of the round that follows in time.  For the round that is taken first, these q are computed
+     * here. */
     float window[W][1] = {}, dy_after = 0.0f;
     const int64_t token_after = at.offset + me.tokens + lane_id();
     if (at.exists(in) && lane_id() < J && me.tokens > 0 && token_after < in.T) {

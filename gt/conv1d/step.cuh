@@ -16,8 +16,8 @@
  * A thread issues the loads of states, parameters and BATCH tokens before it uses any of them.
  * issue slots of a thread, W = 4, one token: 10 global and 14 shared loads and stores, 16 multiply-adds, 4 SiLU.
  *
- * A batch element may commit fewer tokens than it has.  Then the new state ends at the last committed token.  The
- * kernel loads these tokens again, so that other calls do not pay for this case.
+ * A batch element may commit fewer tokens than it has.  Then the new state ends at the last committed token.  Only
+ * then does the kernel load the last committed tokens again, so other calls do not pay for this case.
  *
  * step_fours_kernel takes W = 4 and states of 4 columns, in any dtypes.  It has the same tile, without shared memory.
  * Each lane loads the 16 adjacent values of its 4 channels.

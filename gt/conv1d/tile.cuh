@@ -40,13 +40,14 @@ struct Layout {
     static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT;            /* tokens of a stage */
     static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;              /* rows of a stage */
     static constexpr int ROW = OVER_TIME ? TOKENS * SIZE : CHANNELS * SIZE; /* bytes */
-    /* Over time, a stage has one extra unit before every row.  Backward stores dx of the previous stage's last unit
-     * there.  In forward the extra unit is only padding. */
+    /* In the layout over time, a stage has one extra unit before every row.  Backward stores dx of the previous stage's
+     * last unit there.  In forward the extra unit is only padding. */
     static constexpr int LEAD = OVER_TIME ? 16 : 0;
     static constexpr int PITCH = LEAD + ROW;
     static constexpr int BYTES = ROWS * PITCH;
 
-    /* Returns the address of token i of the lane's channels in a stage.  Over time, i may be as low as -UNIT. */
+    /* Returns the address of token i of the lane's channels in a stage.  In the layout over time, i may be as low as
+     * -UNIT. */
     GT_DEV uint32_t address(uint32_t stage, int i) {
         return OVER_TIME ? stage + lane_id() * PITCH + LEAD + i * SIZE : stage + i * PITCH + lane_id() * VEC * SIZE;
     }
@@ -57,7 +58,8 @@ struct Layout {
 struct Cut {
     int run, warps, granule;     /* granule: bytes of one copy */
     int64_t tiles, runs, blocks; /* blocks: number of blocks for each tile */
-    /* Over channels: each lane has four channels or none, so it stores a token with one 8- or 16-byte store. */
+    /* In the layout over channels: each lane has four channels or none, so it stores a token with one 8- or 16-byte
+     * store. */
     bool is_whole;
 };
 
@@ -126,8 +128,9 @@ GT_DEV SequenceBounds bounds_at(const Problem& p, const Run& me, int a, int64_t 
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Clears the channels that a tile at the end of D lacks, in `count` buffers of BYTES, since lanes compute with them,
- * too.  They stay 0: copies write nothing there, or fill the last 16 bytes with zeros (fill_whole). */
+/* Clears the channels that a tile at the end of D lacks, in `count` buffers of BYTES, since lanes compute with these
+ * channels, too.  The channels stay 0: copies write nothing there, or fill the last 16 bytes with zeros
+ * (fill_whole). */
 template <class L>
 GT_DEV void clear_missing(const Run& me, uint32_t stages, int count) {
     if (me.width == L::CHANNELS) return;
@@ -213,8 +216,8 @@ struct RunTensor {
             fill_rows<L::SIZE>(stage, k);
     }
 
-    /* Over time: stores the outputs that lie `offset` bytes into the rows of a stage.  The first of them is the run's
-     * token `first`.  Tokens before 0 and from `end` on are not stored. */
+    /* For the layout over time: stores the outputs that lie `offset` bytes into the rows of a stage.  The first of them
+     * is the run's token `first`.  Tokens before 0 and from `end` on are not stored. */
     GT_METHOD void flush_whole(uint32_t stage, int offset, int first, int end) const {
         constexpr int N = 16 / L::SIZE, PER_ROW = L::ROW / 16, STEP = 32 / PER_ROW;
         const int r0 = lane_id() / PER_ROW, t = first + lane_id() % PER_ROW * N;

@@ -5,15 +5,16 @@
  * of v in registers.  More groups do not fit: 4 groups spilled 1 KB a thread in backward.  Other rows are read again
  * for every sum (any_..._kernel).
  * The dtypes are known only at run time.  A thread loads raw bits, and converts them when all its loads are in flight.
- * All threads take the same branches on dtypes.  Memory bounds the kernels, so the branches cost little, and no kernel
- * need be compiled for each pair of dtypes.
+ * All threads take the same branches on dtypes.  Memory bounds the kernels, so the branches cost little.  They save a
+ * separate kernel for each pair of dtypes.
  * bytes per element, if all tensors have 16 bits: forward 8 (x, residual, sum, y), backward 8 (sum, dy, dsum, dx).
  * registers: forward 8 GROUPS values of v, and the loaded words.  Backward 8 GROUPS values each of v, dgamma and dbeta,
  * and the loaded words.
- * With one group a block loads its next row before it sums the current row, and backward also keeps gamma.
- * LEAN kernels serve 16-bit RMSNorm without beta, with one group and in backward from the stored sum: the usual case.
- * They compute fewer sums of a row.  Backward has no dbeta and loads gamma again, so it needs half the registers, and
- * twice as many warps hide the time of a sum.
+ * If a thread has one group, a block loads its next row before it sums the current row.  Backward then also keeps gamma
+ * in registers.
+ * LEAN kernels serve the usual case: RMSNorm of 16-bit tensors without beta, one group a thread, and in backward the
+ * stored sum.  They compute fewer sums of a row.  Backward has no dbeta and loads gamma again, so it needs half the
+ * registers, and twice as many warps hide the time of a sum.
  * Sums over a row: a thread's elements in order, then slice_sum.  Sums over rows: a block's rows in order, then blocks
  * by reduce_rows.  All orders are fixed, so results are deterministic. */
 #ifndef GT_FUSED_ADD_NORM_CUH
@@ -185,8 +186,8 @@ GT_DEV float lean_rstd(const Params& p, Block& block, const float (&v)[GROUPS][E
     return norm::rstd_of(squares, p.inverse, 0.0f, p.eps);
 }
 
-/* With one group a block loads its next row while it sums the current row.  Two groups leave no registers for that.
- * LEAN: RMSNorm without beta, all tensors of 16 bits. */
+/* If a thread has one group, a block loads its next row while it sums the current row.  Two groups leave no registers
+ * for that.  LEAN: RMSNorm without beta; x, residual, sum and y have 16 bits. */
 template <int GROUPS, bool LEAN>
 GT_KERNEL(norm::MAX_LANES, 2)
 forward_kernel(const GT_GRID_CONSTANT Params p) {
@@ -288,8 +289,8 @@ GT_DEV void add_terms(const Params& p, Real inverse, Real v, Real d, Real (&sums
     sums[4] += d;
 }
 
-/* LEAN: RMSNorm of tensors of 16 bits, from the stored sum, without dbeta.  It needs so few registers that two blocks
- * of 512 threads run at once on a multiprocessor. */
+/* LEAN: RMSNorm of tensors of 16 bits, from the stored sum, without dbeta.  A lean kernel needs so few registers that
+ * two blocks of 512 threads run at once on a multiprocessor. */
 template <int GROUPS, bool LEAN>
 GT_KERNEL(norm::MAX_LANES, LEAN ? 2 : 1)
 backward_kernel(const GT_GRID_CONSTANT Params p) {

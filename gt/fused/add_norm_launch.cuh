@@ -29,7 +29,7 @@ static inline Params params_of(const gt_add_norm_args& a, gt_pass pass) {
     p.y_stride = a.y_stride;
     if (pass == GT_FORWARD) p.sum = a.sum, p.y = a.y;
     p.dy = a.dy, p.dsum = a.dsum, p.dx = a.dx, p.dresidual = a.dresidual;
-    if (pass == GT_BACKWARD) p.dgamma = a.dgamma, p.dbeta = a.dbeta; /* until backward() gives partial sums */
+    if (pass == GT_BACKWARD) p.dgamma = a.dgamma, p.dbeta = a.dbeta; /* backward() replaces them by partial sums */
     p.dy_stride = a.dy_stride, p.dsum_stride = a.dsum_stride;
     p.dx_stride = a.dx_stride, p.dresidual_stride = a.dresidual_stride;
     return p;
@@ -92,9 +92,9 @@ static gt_status with_kernel(const Params& p, bool is_backward, const Launch& la
                   is_backward ? "add_norm any_backward_kernel" : "add_norm any_forward_kernel");
 }
 
-/* Blocks of forward.  With 16-bit elements in one group a thread, one block for each row keeps too few bytes in flight.
- * There the grid is as many blocks as run at once, and each block takes rows in turn.  On an H200 this is faster only
- * if all elements have 16 bits. */
+/* Blocks of forward.  If a thread has one group of 16-bit elements, a grid of one block for each row keeps too few
+ * bytes in flight.  Then the grid has only as many blocks as run at once, and each block takes rows in turn.  On an
+ * H200 this is faster only if all elements have 16 bits. */
 static inline int64_t forward_blocks(const Params& p, unsigned threads, const Device& device) {
     const int64_t at_once = 1024 / threads < 32 ? 1024 / threads : 32; /* at 64 registers a thread */
     const bool is_ahead = groups_of(p) == 1 && p.dtype != GT_F32 && p.sum_dtype != GT_F32;
@@ -130,7 +130,9 @@ static inline gt_status answer(const gt_add_norm_args& a, const Device& device, 
     *need = {0, 0, 0, 0, 0};
     Arena arena(nullptr);
     RowSums sums;
-    const int64_t blocks = backward_blocks(params_of(a, GT_BACKWARD), device);
+    Params p = params_of(a, GT_BACKWARD);
+    if (a.reads_sum && !p.sum_in) p.sum_in = reinterpret_cast<const void*>((uintptr_t)256); /* the call will have it */
+    const int64_t blocks = backward_blocks(p, device);
     sums.take(arena, a.dgamma, blocks, a.D);
     sums.take(arena, a.dbeta, blocks, a.D);
     need->backward = arena.bytes();

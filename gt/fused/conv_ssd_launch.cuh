@@ -35,8 +35,8 @@ static inline gt_status prepare(gt_pass pass, const gt_conv_ssd_args* args, gt_c
     const gt_status status = gt_prepare(gt_op_conv_ssd(), pass, GT_DEVICE, args, a, &dims);
     if (status != GT_OK) return status;
     if (a->B == 0) { /* neither tokens nor states, not even of packed sequences */
-        a->seq_capacity = 0;
-        a->cu_seqlens = a->seq_count = a->slots = nullptr;
+        a->seq_capacity = a->slot_capacity = 0;
+        a->cu_seqlens = a->seq_count = a->slots = a->starts_zero = nullptr;
     }
     if (a->P > MOST) return gt_fail(GT_ERROR_UNSUPPORTED, "P = %lld: at most %d", (long long)a->P, (int)MOST);
     if (a->N > MOST) return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, (int)MOST);
@@ -57,8 +57,8 @@ static inline int64_t convolving_bytes(const gt_conv_ssd_args& a) {
     return (int64_t)arena.bytes();
 }
 
-/* Returns whether dtype and sizes suit the kernels.  Their scratch must not exceed c_bytes, the size of c.  It might,
- * because packed sequences may have many more chunks than their tokens fill. */
+/* Returns whether dtype and sizes suit the kernels.  Their scratch must not exceed c_bytes, the size of c.  The scratch
+ * could be larger, because packed sequences may have many more chunks than their tokens fill. */
 static inline bool may_convolve(const gt_conv_ssd_args& a, int64_t c_bytes) {
     return c_bytes > 0 && a.dtype == GT_BF16 && BUILT_BF16 && is_built_columns(a.N) && convolving_columns(a.N) &&
            a.xBC_stride.h == 1 && convolving_bytes(a) <= c_bytes;
@@ -188,7 +188,7 @@ struct Plan {
     bool has_channels;
     size_t saved, bytes;
     gt_conv_ssd_args call;                     /* the call's prepared arguments */
-    WideSnapshots<gt_conv_ssd_args> snapshots; /* of ssd, and so are the states */
+    WideSnapshots<gt_conv_ssd_args> snapshots; /* fp32 rows for snapshots of ssd; `states`: for states of ssd */
     WideStates<gt_ssd_args> states;
 };
 
@@ -200,7 +200,7 @@ static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a) {
     return s;
 }
 
-/* Returns arguments of ssd with the fields of states, and those of their rows, from `wide`. */
+/* Returns the arguments s, with all fields of states and of their rows copied from `wide`. */
 static inline gt_ssd_args with_wide_states(gt_ssd_args s, const gt_ssd_args& wide) {
     s.state_in = wide.state_in, s.state_out = wide.state_out;
     s.state_dtype = wide.state_dtype, s.state_out_stride = wide.state_out_stride;
@@ -216,19 +216,28 @@ static inline gt_status ask_ssd(const gt_ssd_args& args, gt_pass pass, PassPlan*
     return status;
 }
 
-/* Plans the workspace: fp32 rows for snapshots and for states of 16 bits, c, dc, then room for conv1d or ssd, whichever
- * needs more, since they run one after the other.  A size query has no workspace, so it computes with an arbitrary
- * address. */
+/* Plans the workspace: fp32 rows for snapshots and for states of 16 bits, then c and dc, then room for conv1d or ssd.
+ * They run one after the other, so the larger of their needs suffices.  A size query has no workspace, so it computes
+ * with an arbitrary address. */
 static inline gt_status plan_call(const gt_conv_ssd_args& call, gt_pass pass, const Device& device, Plan* plan) {
     plan->call = call;
     if (pass == GT_FORWARD) {
         plan->snapshots = WideSnapshots<gt_conv_ssd_args>(call, {call.H * call.P, call.N});
-    } else { /* a query knows snapshots and 16-bit states, which backward has not */
+    } else { /* a size query may set snapshots and 16-bit states, which backward lacks */
         gt_conv_ssd_args& args = plan->snapshots.args = call;
         args.snapshots = args.conv_snapshots = nullptr;
         args.snapshot_every = 0, args.snapshot_dtype = GT_F32;
         args.state_dtype = args.conv_state_dtype = GT_F32;
         args.rounding_seed = args.rounding_steps = nullptr;
+        /* A size query may also set forward's final states, which backward does not use.  Without tokens and without
+         * other states, backward has nothing to do. */
+        args.conv_state_out = args.state_out = nullptr;
+        const bool has_states = args.conv_state_in || args.state_in || args.conv_dstate_in || args.dstate_in ||
+                                args.conv_dstate_out || args.dstate_out;
+        if (args.T == 0 && !has_states) {
+            args.B = args.seq_capacity = 0;
+            args.cu_seqlens = args.seq_count = nullptr;
+        }
     }
     const gt_conv_ssd_args& a = plan->snapshots.args;
     gt_ssd_args states = gt_conv_ssd_ssd(&a, nullptr, nullptr, 0);

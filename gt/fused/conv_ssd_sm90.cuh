@@ -18,13 +18,13 @@
  * starts the copies of the next chunk.  With two stages the producer would wait for a free stage, so the convolver
  * starts these copies.
  *
- * INSTRUCTIONS of the convolver in bf16 machine code: 29 for each token and pair of channels, 8 of them for the taps
- * and 12 for SiLU; 250 for the maxima of a chunk.  Latencies set the pace of a warp, so it convolves four tokens side
- * by side.
+ * INSTRUCTIONS of the convolver in bf16 machine code: 29 for each token and pair of channels, of which the taps take 8
+ * and SiLU 12.  The maxima of a chunk take 250.  Latencies set the pace of a warp, so it convolves four tokens side by
+ * side.
  * REGISTERS per thread, N = 128, four units: consumers 216, producer and convolver 40.  The kernel starts with 128 for
  * each of 512 threads.
- * BYTES per token and head: x, y (and z) 2 P each.  Per token and group: 4 N of B and C are read, 4 N written, and
- * these are read again.
+ * BYTES per token and head: x, y (and z) 2 P each.  Per token and group: 4 N of B and C are read and 4 N written; the
+ * written bytes are read again.
  * grid: groups_kernel has a block for each chunk and group, of B and of C; forward_kernel as forward_hopper_kernel. */
 #ifndef GT_FUSED_CONV_SSD_SM90_CUH
 #define GT_FUSED_CONV_SSD_SM90_CUH

@@ -26,9 +26,9 @@
  * REGISTERS: as ssd's step.  Before the barrier a thread also holds 8 weights, 2 biases, 6 values of state and 2 tokens
  * of its item, beside 32 values of h.
  * SHARED MEMORY: T (2 N + rows of the block) elements.  N = 128, 64 rows, bf16: 640 bytes a token; at most 36 KB.
- * BYTES, for W = 4: a block needs those of ssd's step and the following.  For each row of x it reads 12 bytes of state
- * and 20 bytes of parameters, and writes 12 bytes of state.  For each column of B or C it reads 32 bytes, mostly from
- * L2.  For N = 128 these are 8 KB, while 64 rows of h are 32 KB read and 32 KB written.
+ * BYTES, for W = 4: a block moves the bytes of ssd's step, and more for the convolution.  For each row of x it reads 12
+ * bytes of state and 20 bytes of parameters, and writes 12 bytes of state.  For each column of B or C it reads 32
+ * bytes, mostly from L2.  For N = 128 these are 8 KB, while 64 rows of h are 32 KB read and 32 KB written.
  * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  In launch 2 a thread of 2 channels
  * has 4 loads and 3 stores. */
 #ifndef GT_FUSED_CONV_SSD_STEP_CUH
@@ -128,7 +128,7 @@ struct ItemLoads {
     }
 };
 
-/* The same for one channel of any dtype and width.  Tap k of the W taps has index k + TAPS - W, so that the current
+/* ItemLoads of one channel, of any dtype and width.  Tap k of the W taps has index k + TAPS - W, so that the current
  * token's tap is always the last. */
 template <>
 struct ItemLoads<AnyType> {

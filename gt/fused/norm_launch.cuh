@@ -36,7 +36,7 @@ static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, g
     s.threads = (s.lanes * s.slices * s.rows + 31) / 32 * 32;
     s.tiles = (H + s.slices - 1) / s.slices;
     /* For narrow slices, `blocks` is how many blocks a multiprocessor can hold with the register bounds of norm_mix.
-     * With 16 elements a thread, norm_gate's backward fits only two blocks, except in the form RMS_GATE_FIRST.  There
+     * With 16 elements a thread, only two blocks of norm_gate's backward fit in forms other than RMS_GATE_FIRST, so
      * every third block waits.  Backward has fewer groups, since each group stores a row of partial sums. */
     using Narrow = Kind<bf16, 8, float, false, true>;
     using Longer = Kind<bf16, 8, float, false, true, MANY>;

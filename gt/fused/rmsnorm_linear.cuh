@@ -86,8 +86,9 @@ struct ScaledMoments {
     float center, lo, square;
 };
 
-/* One row of a warp, in the form that scaled_moments takes: a type with COUNT rows for each group of 8 or more lanes.
- * sums(sum, f) sums f(x, i) over each row, where i is the row's index.  All lanes of the group get the same sums. */
+/* One row of a warp, as an argument of scaled_moments.  Types of such arguments have COUNT rows for each group of 8 or
+ * more lanes.  Their sums(sum, f) sums f(x, i) over each row, where i is the row's index.  All lanes of the group get
+ * the same sums. */
 template <class Row>
 struct OneRow {
     static constexpr int COUNT = 1;

@@ -20,8 +20,8 @@
  *             steps as fit
  *   issue     a warp's step is 1024 weights.  For 8 rows of bf16 the loop has 113 instructions: 56 of them convert q, 7
  *             load, 4 multiply, and the rest fill the ring.  D = 4096, O = 14336 has 434 steps per multiprocessor.
- *             They take 12,300 issue slots of each of 4 schedulers.  To load the weights takes 14 microseconds, in
- *             which a scheduler has 25,000 slots
+ *             They take 12,300 issue slots of each of 4 schedulers.  Loading the weights takes 14 microseconds; in that
+ *             time a scheduler has 25,000 slots
  *   bytes     q once; x once or twice per block, from the L2: 132 blocks x 128 KB x 2 = 34 MB for 16 rows of bf16 with
  *             D = 4096
  *   sums      a lane's columns in order, then the parts in order, so sums are deterministic.  The last bits of a row

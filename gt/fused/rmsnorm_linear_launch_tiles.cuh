@@ -16,7 +16,7 @@ namespace rmsnorm_linear {
 constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* MOST_OF_TILES: bounds M, D, O, and tiles */
 
 /* is_split: activations are fp32, so tensor cores need them in parts (rmsnorm_linear_parts.cuh).  uses_parts: kernels
- * for compute capability 9.0 multiply the parts.  This does not depend on M, so a row has the same bits in every
+ * for compute capability 9.0 multiply the parts.  Neither answer depends on M, so a row has the same bits in every
  * batch. */
 static inline bool is_split(const gt_rmsnorm_linear_args& a) { return a.dtype == GT_F32; }
 static inline bool uses_parts(const gt_rmsnorm_linear_args& a, const Device& device) {
@@ -105,7 +105,7 @@ static inline int warps_across(int64_t M, int64_t N, const Device& device) {
     return N > 128 && ceil_div(M, 128) * ceil_div(N, 256) >= device.multiprocessors ? 4 : 2;
 }
 
-/* The same for dweight.  There slices of M give every multiprocessor work. */
+/* warps_across() for dweight, where slices of M give every multiprocessor work. */
 static inline int warps_across_dweight(const gt_rmsnorm_linear_args& a) { return a.D > 128 ? 4 : 2; }
 
 /* Number of blocks that are resident at once, for an ACROSS of `across`. */

@@ -19,7 +19,7 @@
  *
  * fp32: operands are in parts (rmsnorm_linear_parts.cuh), and tiles are 128 x 128.  A stage has one part of both
  * operands.  Three stages hold the parts of 64 of K.  The six products come from these stages, so each part is loaded
- * once.  This takes 32 bytes a clock for each block, as much as one product of 128 x 256.
+ * once.  These loads take 32 bytes a clock for each block, as much as one product of 128 x 256.
  * Tensor cores round sums towards zero.  So each sum over 64 of K starts from zero, with the small products first.  The
  * sum is added to the total in fp32 while the next sum is multiplied.  Only the last four accumulations of a sum, hi by
  * hi, are large enough to matter for the rounding; each loses at most 2^-24.
@@ -260,10 +260,10 @@ GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before
 }
 
 /* Does the same as multiply_tiles, but rounds a tile's results and stores them during the next tile.  In each of the
- * first eight stages it starts the products, then stores an eighth of the parts.  To store all results at once would
+ * first eight stages it starts the products, then stores an eighth of the parts.  Storing all results at once would
  * leave the tensor cores idle for 1500 clocks.  A tile takes 34,000 clocks for K = 2048, or 18,000 for K = 1024.  The
  * eight stages have an unrolled loop of their own, because registers cannot be indexed at run time.  Between this loop
- * and the next no product is in flight; the other warpgroup multiplies meanwhile. */
+ * and the next loop no product is in flight; the other warpgroup multiplies meanwhile. */
 template <class C, class End>
 GT_DEV void multiply_and_store_tiles(const TilesParams& p, uint32_t smem, End end) {
     constexpr int STEPS = 8, TILES = C::BN / 8, PARTS = TILES / 2 / STEPS;

@@ -7,10 +7,10 @@
  * block has four warpgroups, and two of them share 64 rows.  The weight has pieces of 128 of O, counted from the
  * block's first piece.  One of two warpgroups multiplies by the even pieces, the other by the odd ones.
  * A warp loads 8 rows of x into registers at once, with gamma and beta, and stores the normalised rows in shared
- * memory.  It loads the next unit's rows before the products of the current unit, and gamma and beta after these.
- * Each piece of the weight has a barrier of its own, so that the first piece is multiplied while others are in flight.
- * Two pieces are loaded after the block's first rows, the others when these rows are normalised.  x goes first, because
- * it comes from memory, while the weight comes from the L2 cache.
+ * memory.  It loads the next unit's rows before the products of the current unit, and gamma and beta after these
+ * products.  Each piece of the weight has a barrier of its own, so that the first piece is multiplied while others are
+ * in flight.  Two pieces are loaded after the block's first rows, the others when these rows are normalised.  x goes
+ * first, because it comes from memory, while the weight comes from the L2 cache.
  * tile_store stores y, half a piece at a time: the left half is stored while the right half is multiplied.
  * shared memory: 16 KB of normalised rows for each 64 of D, room for 128 KB of weight, and 16 KB of y for each
  * warpgroup.  All lie in swizzled panels of 128-byte rows.

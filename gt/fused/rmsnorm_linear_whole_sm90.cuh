@@ -245,7 +245,7 @@ template <class C>
 GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     typedef typename C::Type T;
     /* Without panels HeldRows stores a tile of y in parts, PARTS of them during each step of 64 of D.  With K_BLOCKS =
-     * 8 registers are scarce, so the last of them are stored at once. */
+     * 8 registers are scarce, so the last parts are stored at once. */
     constexpr int TILES = C::BN / 8, PARTS = TILES / 2 / C::K_BLOCKS, HELD = TILES / 2 - (C::K_BLOCKS == 8 ? PARTS : 0);
     const int group = shfl_idx(warp_id(), 0) / 4;
     const uint64_t a0 = wgmma_tile<128, Major::K>(smem + group * PANEL);

@@ -1,5 +1,5 @@
-/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block.  All arguments are checked first, then both are enqueued in
- * one chain.
+/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block.  All arguments are checked first, then both operators are
+ * enqueued in one chain.
  *
  * This file has no kernels.  It launches the stages of gt/wkv6/ and gt/ssd/ in turn (gt/recurrence/stages.cuh).  The
  * operators share the buffer `saved` and the buffer `workspace`; wkv6's part comes first in each.
@@ -22,7 +22,7 @@
  *     step       ssd's kernel, then wkv6's.  Both run side by side.  wkv6's kernel waits for ssd's before it ends, so
  *                that later work of the stream waits for both
  *
- * Results are bit for bit those of two calls with the same segments. */
+ * Two calls with the same segments give the same results, bit for bit. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH
 

@@ -16,8 +16,8 @@
 extern "C" {
 #endif
 
-/* Checks that these fields of an inner struct are 0.  In each list, fields that the outer struct has come first; the
- * others belong to functions that wkv_ssm lacks. */
+/* Checks that these fields of an inner struct are 0.  Each list begins with the fields that the outer struct has, too.
+ * The other fields belong to functions that wkv_ssm lacks. */
 #define GT_WKV_SSM_CHECK_ZEROS(x)                                                                                      \
     static gt_status gt_wkv_ssm_check_##x(const gt_##x##_args *a) {                                                    \
         const struct {                                                                                                 \

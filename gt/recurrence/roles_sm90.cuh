@@ -30,8 +30,8 @@ GT_DEV void run_roles(int warpgroup, const Produce& produce, const Consume& cons
  *     is_apart()         whether the consumers read no outputs of an earlier kernel.  Then they release the next kernel
  *                        at once.  Block 0 waits at its end, so that later kernels still wait for earlier ones.
  *
- * Each role calls its function itself.  If the kernel called both before the roles part, all threads would hold both
- * answers in registers. */
+ * The producer calls producer_waits(), and the consumers call is_apart().  If the kernel called both before the roles
+ * part, all threads would hold both answers in registers. */
 template <class Tile, class ProducerWaits, class IsApart, class Produce, class Consume>
 GT_DEV void run_chained_roles(const ProducerWaits& producer_waits, const IsApart& is_apart, const Produce& produce,
                               const Consume& consume) {
@@ -51,10 +51,10 @@ GT_DEV void run_chained_roles(const ProducerWaits& producer_waits, const IsApart
     }
 }
 
-/* Calls pass(span, item) for the segments of one strand: items first, first + strands(), ...  A strand is a group of
- * blocks that takes every strands()-th item (sequences.cuh).  The operator defines ordered_span() and items_of().
- * `pass` returns the item, so that a role can keep the item in shared memory during the pass instead of in a
- * register. */
+/* Calls pass(span, item) for the segments of one strand: item number `first`, and then every strands()-th item.  A
+ * strand is a group of blocks that work on the same items (sequences.cuh).  The operator defines ordered_span() and
+ * items_of().  `pass` returns the item, so that a role can keep the item in shared memory during the pass instead of in
+ * a register. */
 template <class Problem, class Strands, class Pass>
 GT_DEV void each_item(const Problem& in, int first, const Strands& strands, const Pass& pass) {
     for (int64_t item = first; item < items_of(in); item += strands()) item = pass(ordered_span(in, item), item);

@@ -316,8 +316,8 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
             if constexpr (WHOLE_WARPS) {
                 float log[SCAN_BATCH / 32];
                 GT_UNROLL
-                for (int j = 0; j < SCAN_BATCH / 32; j++) { /* past the end a lane loads the last segment again: without
-                                                             * a branch no load waits for another */
+                for (int j = 0; j < SCAN_BATCH / 32; j++) { /* past the end a lane loads the last segment again,
+                                                             * because a branch would make loads wait for each other */
                     const int segment = lane_id() + 32 * j;
                     log[j] = log_of(k0 + (segment < left ? segment : left - 1));
                 }

@@ -104,7 +104,7 @@ store_states_kernel(const GT_GRID_CONSTANT SmallStatesParams p) {
 }
 
 /* Rounds the snapshots of forward from fp32 to 16 bits: out <- snapshots.data.
- * grid, block, bytes: as store_states_kernel.  A block takes a tile of all snapshots of a sequence. */
+ * grid, block, bytes: as store_states_kernel.  A block takes the same tile of all snapshots of a sequence. */
 struct SmallSnapshotsParams : SmallStatesParams {
     Snapshots snapshots;
     int64_t every;
@@ -249,7 +249,8 @@ class WideSnapshots {
         float* const wide = arena.take<float>(a.B * (a.T / a.snapshot_every) * size);
         bytes = arena.bytes();
         args.snapshot_dtype = GT_F32;
-        if (a.snapshots) args.snapshots = wide ? wide : reinterpret_cast<float*>((uintptr_t)1 << 32); /* as above */
+        /* A query gets a made-up address, as in WideStates. */
+        if (a.snapshots) args.snapshots = wide ? wide : reinterpret_cast<float*>((uintptr_t)1 << 32);
         if (a.workspace) args.workspace = static_cast<char*>(a.workspace) + bytes;
         p_.snapshots = snapshots_of(args);
     }

@@ -20,7 +20,7 @@ struct DeltaRule {
 };
 
 struct Delta {
-    float value, slope; /* slope: derivative by dt */
+    float value, slope; /* slope: derivative of Delta by dt */
 };
 
 GT_DEV Delta delta_of(const DeltaRule& rule, float v) {
@@ -53,7 +53,7 @@ struct Carrier {
     GT_METHOD explicit Carrier(float a_) : a(a_) {
         const bool near_one = a > -0.69f && a < 0.05f;
         keep = near_one ? 1.0f : 0.0f;
-        factor = near_one ? expm1_neg(a) : exp_fast(a); /* from FAR_GROWTH on, carry() does not use it */
+        factor = near_one ? expm1_neg(a) : exp_fast(a); /* carry() ignores `factor` from FAR_GROWTH on */
     }
     GT_METHOD float carry(float x, float added) const {
         if (a >= FAR_GROWTH) return grow(a, x) + added;

@@ -1,10 +1,10 @@
 /* gt/recurrence/step_states.cuh - loads and stores of states and parameters in step kernels.  In memory they are fp32,
  * a 16-bit type or, for states only, int8; the call chooses.
  *
- * The dtype of parameters, and of states of 16 or 32 bits, is known only at run time.  Kernels branch on it: all lanes
- * take the same branch, and this costs less than one more instance of every kernel.  Kernels with int8 states are
- * separate instances, because they use registers differently.  Arithmetic is in fp32.  A store rounds to nearest or,
- * with a seed, at random (rounding.h). */
+ * The dtype of parameters, and of states of 16 or 32 bits, is known only at run time.  Kernels branch on the dtype: all
+ * lanes take the same branch, and the branch costs less than one more instance of every kernel.  Kernels with int8
+ * states are separate instances, because they use registers differently.  Arithmetic is in fp32.  A store rounds to
+ * nearest or, with a seed, at random (rounding.h). */
 #ifndef GT_RECURRENCE_STEP_STATES_CUH
 #define GT_RECURRENCE_STEP_STATES_CUH
 
@@ -278,8 +278,8 @@ GT_DEV uint32_t pack_int8(const float* x, float inverse, const gt_random* random
     return inverse > 0.0f ? word : 0;
 }
 
-/* VECTORS: of a word either all numbers exist or none.  If a lane's four words of a row are adjacent, either all of
- * them exist or none, and one instruction loads them. */
+/* VECTORS: either all numbers of a word exist or none.  If a lane's four words of a row are adjacent, either all of
+ * these words exist or none, and one instruction loads them. */
 template <bool VECTORS, int ROWS, int WORDS, int STEP, class Where>
 GT_DEV void load_int8_state(float* x, const Int8State& state, const Where& where) {
     uint32_t words[ROWS][WORDS]; /* all loads are in flight before the first conversion */

@@ -21,7 +21,7 @@
  * scratch per block: 8 KB for each of CHECKPOINT / SUB_CHUNK sub-chunks; 128 KB for sub-chunks of 8 tokens.
  * issue slots per token and state element, N = 16, on Path FAST: 5 to park h and 1.5 for the channel's inputs; the same
  * again for the second time that h advances; backwards 12, or 13 with dz; sums over lanes 1.5 for <g,B> and <A,da>, and
- * 1.75 for dB and dC; the channel's loads, stores and Delta about 60 / 16.  The sum of these counts is 30.  The kernel
+ * 1.75 for dB and dC; the channel's loads, stores and Delta about 60 / 16.  The sum of these counts is 32.  The kernel
  * executes 42; 12 of them are for the channel.
  * bytes per token and channel, bf16: u and dt 4 each, because the kernel reads them twice; dy (and z) 2 each, or 4 with
  * dz; du, ddt (and dz) 2 each; B and C together 6 N / CHANNELS, because B is read twice; partial sums of dB and dC 8 N
@@ -441,8 +441,8 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
  *     G <- exp(Delta A) (G + DY C)
  * grid, block and shared memory: as in backward.
  * registers: A and G, 16 values each.
- * bytes per token and channel, bf16: u, dt, dy (and z) 2 each, B and C together 4 N / CHANNELS.  u and B are loaded but
- * not used, because SubChunk loads them.
+ * bytes per token and channel, bf16: u, dt, dy (and z) 2 each, B and C together 4 N / CHANNELS.  The kernel does not
+ * use u and B, but SubChunk loads them in any case.
  * A thread takes the tokens in order, so results are deterministic. */
 template <int LANES, int STATES, int COLUMNS, bool EXACT>
 GT_KERNEL(THREADS, 3)

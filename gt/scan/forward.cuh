@@ -9,8 +9,8 @@
  * For the recurrence, LANES lanes have COLUMNS channels, and each lane has STATES elements of their states (Traits).
  * Each y is summed over a thread's states, then over the lanes.  The order is fixed, so results are deterministic.
  * registers per thread: 16 state values, 16 values of A and the inputs of the next tile; at most 255.  With fp32
- * tensors a tile has half as many tokens.  For N <= 16 that kernel is limited to 168 registers: with 255 it takes a
- * quarter longer, for an unknown reason.
+ * tensors a tile has half as many tokens.  For N <= 16 the kernel for fp32 tensors is limited to 168 registers: with
+ * 255 it takes a quarter longer, for an unknown reason.
  * shared memory: B and C, [2][TILE][WIDTH] each; for each warp Delta, Delta u and y, [TILE][WARP_CHANNELS] each.  In
  * all 28 KB at N = 16.
  * issue slots per token and state element, N = 16, on Path FAST: exponent and ex2 2, Delta u B 1, h 1, y 1, loads from

@@ -16,11 +16,11 @@ constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int STEPS = 8; /* tokens that share one Path */
 constexpr int BATCH = 4; /* tokens whose y values are summed over the lanes together */
 
-/* LANES adjacent lanes share COLUMNS adjacent channels.  Lane l of them holds state elements l STATES to l STATES +
- * STATES - 1 of each of these channels, 16 numbers in all.  This saves loads from shared memory: a lane loads a
- * channel's Delta once for STATES products, and a token's B once for COLUMNS products.  A warp has WARP_CHANNELS
- * channels, and a block has CHANNELS, all of one group.  EXACT: inputs and outputs are fp32.  The constants below are
- * sizes and offsets in shared memory.  They count floats. */
+/* LANES adjacent lanes share COLUMNS adjacent channels.  Lane number l of the LANES lanes holds STATES state elements
+ * of each of these channels, from element l * STATES on, 16 numbers in all.  This layout saves loads from shared
+ * memory: a lane loads a channel's Delta once for STATES products, and a token's B once for COLUMNS products.  A warp
+ * has WARP_CHANNELS channels, and a block has CHANNELS, all of one group.  EXACT: inputs and outputs are fp32.  The
+ * constants below are sizes and offsets in shared memory.  They count floats. */
 template <int LANES_, int STATES_, int COLUMNS_, bool EXACT_ = false>
 struct Traits {
     static constexpr int LANES = LANES_, STATES = STATES_, COLUMNS = COLUMNS_;
@@ -155,7 +155,7 @@ GT_DEV void with_path(int path, const Call& call) {
 
 /* The work of a block and of a thread.  The grid consists of S strands.  A strand has one block for each tile of
  * channels of each group.  The blocks of strand s take the segments s, s + S, ... of all sequences.  A block belongs to
- * strand block_x() / (G tiles). */
+ * strand block_x() / (G * tiles). */
 template <class C>
 struct Coordinates {
     uint32_t smem;

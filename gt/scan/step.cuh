@@ -5,8 +5,8 @@
  *
  * TILE.  LANES adjacent lanes own CHANNELS channels.  A lane has VECS vectors of 4 adjacent elements of each state.
  * Its first vector begins at element 4 lane; if VECS = 2, its second begins 4 LANES elements further.  A warp has TILE
- * = 32 / LANES * CHANNELS channels.  The i-th channel of lane group g is number i 32 / LANES + g, so that a warp's
- * loads are adjacent.  No warp waits for another.
+ * = 32 / LANES * CHANNELS channels.  The i-th channel of lane group g is channel i * 32 / LANES + g of the warp, so
+ * that a warp's loads are adjacent.  No warp waits for another.
  *
  *     N up to   LANES   VECS   CHANNELS    channels of a warp
  *          16       4      1          4    32
@@ -15,8 +15,8 @@
  *         128      32      1          4     4
  *         256      32      2          2     2
  *
- * For Delta and y, each lane has one channel of its own, which LANES / CHANNELS lanes share.  Shuffles hand Delta and
- * Delta u to all lanes that hold the channel's state.
+ * Each lane computes Delta and y of a single channel, which the code calls the lane's own channel.  LANES / CHANNELS
+ * lanes have the same own channel.  Shuffles hand Delta and Delta u to all lanes that hold the channel's state.
  * SUMS OVER n.  A lane adds its elements in order.  Then a tree adds lanes: first lanes LANES / 2 apart, and adjacent
  * lanes last.
  * DECAY.  Each element's exponent z chooses how 2^z is computed: by ex2, by a polynomial near 1, or by four steps of
@@ -257,8 +257,9 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const Step
             input[i] = shfl_idx(own * u, from);
         }
         const int forms = forms_of<C>(A, delta);
+        /* advance() computes the exponents again, because registers cannot keep those of forms_of() */
         GT_UNROLL
-        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* so exponents take no registers */
+        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]);
         if (forms == POWERS)
             y = advance<POWERS, C>(h, A, delta, input, B, Cm, s.lane);
         else if (forms == SOME_NEAR_ONE)

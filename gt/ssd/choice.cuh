@@ -33,7 +33,7 @@ struct ForwardChoice {
     int units;          /* units per block of the SM90 kernel for 16-bit activations; 0: another kernel runs */
     bool by_maps;       /* forward_maps_kernel runs: it loads rows by tensor maps */
     bool y_by_map;      /* SM90 stores y by a tensor map */
-    StatesChoice local; /* the local pass before it, if there are several segments */
+    StatesChoice local; /* the local pass before this pass, if there are several segments */
 };
 
 struct Choice {
@@ -54,8 +54,8 @@ struct Choice {
     int chunk_stages;             /* MMA: stages of its loads, for launches of at least 64 columns */
     bool chunks_by_map;           /* SM90 loads x and dy by tensor maps */
     bool gates_rows;              /* a first kernel makes g = dy silu(z), which replaces dy: sm90/gate.cuh */
-    bool gates_in_dx;             /* g lies in the memory of dx until dx overwrites it, so one block must take both
-                                   * chunks of a slot */
+    bool gates_in_dx;             /* g lies in the memory of dx until dx overwrites it; a first chunk reads g of the
+                                   * second, so one block must take both chunks of a slot */
     bool gates_by_y;              /* the kernel that makes g also makes dz, from y */
 };
 
@@ -156,13 +156,12 @@ static inline int units_of_states(const gt_ssd_args& a, const Problem& in, const
 static inline int units_of_gate(const gt_ssd_args& a, int states) { return states == 1 ? 0 : a.N <= SLAB ? states : 2; }
 
 /* Units per block of the SM90 forward kernel, with 16-bit activations.  0: MMA takes the call.  Short sequences of few
- * heads get two blocks of one unit instead of one block of two.  The two blocks take no longer, and the previous kernel
- * makes room for a small block earlier.  This is limited to N <= 64: blocks of one unit multiply 64 columns, so the
- * bits are the same.  Blocks of four units have no code for snapshots. */
+ * heads get two blocks of one unit instead of one block of two units.  The two blocks take no longer, and the previous
+ * kernel makes room for a small block earlier.  This is limited to N from 17 to 64: there both kinds of blocks multiply
+ * 64 columns, so results have the same bits. */
 static inline int units_of_forward(const gt_ssd_args& a, int states) {
-    const int units = a.snapshot_every && states == 4 ? 2 : states;
-    if (units == 2 && a.N > 16 && a.N <= 64 && a.T <= 2 * CHECKPOINT) return 1;
-    return a.N <= SLAB ? units : units >= 2 ? 2 : 0;
+    if (states == 2 && a.N > 16 && a.N <= 64 && a.T <= 2 * CHECKPOINT) return 1;
+    return a.N <= SLAB ? states : states >= 2 ? 2 : 0;
 }
 
 /* ---- passes ------------------------------------------------------------------------------------------------------ */
@@ -208,6 +207,9 @@ static inline void choose_on_tensor_cores(const gt_ssd_args& a, gt_pass pass, Pr
     const int leading = pass == GT_FORWARD ? f.units : units; /* the first pass of the call decides the number of
                                                                * segments */
     in.segments.count = c->segments = segments_of_units(a, in, leading ? leading : 2, leading > 1 ? 1 : 2, device);
+    /* Blocks of four units have no code for snapshots (HopperTile::HAS_SNAPSHOTS).  Segments do not change, so that y
+     * has the same bits with and without snapshots. */
+    if (a.snapshot_every && f.units == 4) f.units = 2;
     c->ranks = leading && a.seq_capacity > 1;
 
     f.family = f.units || (is_split && in.N <= SLAB) ? Family::SM90 : Family::MMA;

@@ -190,8 +190,8 @@ static inline void take_forward(Arena& arena, const gt_ssd_args& a, const Choice
     p.groups = take_groups(arena, a, p.in, choice.forward.units);
 }
 
-/* The workspace of forward.  It suffices for ANY and for tensor cores, because a query may lack the tensors whose
- * alignment decides. */
+/* The workspace of forward.  It suffices for ANY and for tensor cores.  The alignment of tensors decides between them,
+ * but a query may lack the tensors. */
 static inline size_t forward_workspace(const gt_ssd_args& a, const Choice& choice) {
     Arena of_any(nullptr), of_tensor(nullptr);
     TensorParams unused;
@@ -464,8 +464,8 @@ struct BackwardPlan {
 
 /* The arguments of backward, with y = NULL unless backward reads y. */
 static inline gt_ssd_args backward_args(gt_ssd_args a) {
-    if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* so forward's y cannot influence the choice */
-    a.snapshots = nullptr;                          /* nor can its snapshots, which a query has */
+    if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* so y of forward cannot influence the choice */
+    a.snapshots = nullptr;                          /* nor can snapshots, which a size query may have */
     return a;
 }
 

@@ -104,8 +104,8 @@ struct Int8StepTraits : StepTraits<LANES, 4, 4> {
     static constexpr int FIRST = 16, NEXT = 4;
 };
 
-/* The least number of blocks per multiprocessor, which limits the registers per thread.  So 15 or 20 warps with 4 KB of
- * loads each are in flight, or 10 to 15 warps with 8 KB each. */
+/* The least number of blocks per multiprocessor, which limits the registers per thread.  So a multiprocessor runs 15 or
+ * 20 warps with 4 KB of loads in flight each, or 10 to 15 warps with 8 KB each. */
 template <class T, int VECS, int ROWS>
 struct StepBlocks {
     static constexpr bool IS_WIDE = VECS * ROWS > 8;
@@ -116,8 +116,7 @@ struct StepBlocks {
 
 constexpr int INT8_STEP_WARPS = 4;
 
-/* StepBlocks for int8 states: 16 warps with 2 KB of loads each are in flight.  Types that would spill get 12 or 8
- * warps. */
+/* StepBlocks for int8 states: 16 warps with 2 KB of loads in flight each.  Types that would spill get 12 or 8 warps. */
 template <class T>
 struct Int8StepBlocks {
     static constexpr int VALUE = std::is_same<T, AnyType>::value ? 2 : std::is_same<T, bf16>::value ? 4 : 3;

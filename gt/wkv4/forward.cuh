@@ -17,9 +17,10 @@
  * instruction every 2.3 clocks, so a token takes 76 clocks; its bytes take 41.
  * BYTES per token and channel, bf16: k, v and y 2 each; a checkpoint 12 / 32.
  * SEGMENTS.  If there are few channels, sequences are cut into segments, and forward makes two launches.  The local
- * pass stores the end state of every segment except the last.  A segment starts from a neutral state there, the first
- * segment from state_in.  In the final pass each block joins the states of the segments before its own, in order; these
- * are a few KB in the L2.  The final pass finds k and v in the L2, too, if they fit there.
+ * pass stores the end state of every segment except the last.  In the local pass the first segment starts from
+ * state_in, every other segment from a neutral state.  In the final pass each block joins the states of the segments
+ * before its own, in order; these are a few KB in the L2.  The final pass finds k and v in the L2, too, if they fit
+ * there.
  * A lane processes the tokens of its channel one after another, so results are deterministic. */
 #ifndef GT_WKV4_FORWARD_CUH
 #define GT_WKV4_FORWARD_CUH

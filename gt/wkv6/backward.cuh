@@ -24,7 +24,7 @@
  * STRONG_DECAY_LIMIT limits c_16, as in forward.  A slice of a chunk takes the strong-decay path
  * (backward_strong_decay.cuh) if a sub-chunk exceeds the limit, or if its raw decays differ too much (is_strong).
  * The scale s of y is a factor of R, which is r_t 2^-(c_t - log2 s).  So Z and A contain s; G contains s from the
- * reverse state pass (states.cuh).  X does not contain s, so the last factor of dr does.  The products C_tt and
+ * reverse state pass (states.cuh).  X does not contain s, so the last factor of dr contains s.  The products C_tt and
  * C_(t,t-1), and u in the bonus, are multiplied by s separately.
  *
  * Rounding in bf16.  Two rounding errors cause half of the error of dw; for a single head this is more than the limit.
@@ -54,8 +54,8 @@
  * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one slice:
  * 128, 64, 96.
  * operands: S, G, v, dy have 16 bits; C, R, K, A are tf32.
- *   bf16: S and G are stored as bf16.  This rounds them by 2^-9, as outputs are rounded.  Row sums come from the
- *   reverse state pass, where G is fp32.
+ *   bf16: S and G are stored as bf16.  Their rounding error is 2^-9, as for outputs.  Row sums come from the reverse
+ *   state pass, where G is fp32.
  *   f16: S is stored as fp32 and rounded here.  The reverse state pass rounds G to f16 with a power of two for each
  *   row.  This kernel computes rowsum(S . G) from the fp32 S.
  *   X and Z are computed transposed, channels by tokens.  R and K are the left operands, and C^T, in the order of its

@@ -10,8 +10,8 @@
  *     dr_i = 2^-c_i X_i + sum_j e_ij k_j + ..      dk_j = 2^-(c_16 - c_(j+1)) Z_j + sum_i e_ij r_i + ..
  *     dg_t = crossing + sum_{i>t} R_i X_i + sum_{j<t} K_j Z_j + sum_{j<t<i} e_ij r_i k_j
  * This path forms no differences of sums, since a channel may have a few hard resets among decays close to 1.
- * `crossing` is the sum over pairs that cross all of sub-chunk a: they begin in a sub-chunk b < a or in S, and end in a
- * sub-chunk c > a or in G:
+ * `crossing` is the sum over pairs that cross all of sub-chunk a.  Such a pair begins in a sub-chunk b < a or in S, and
+ * ends in a sub-chunk c > a or in G:
  *     crossing = E_0 .. E_3 rowsum(S . G) + sum_c E_a .. E_(c-1) sum_i R_i (X_c before sub-chunk a's part)_i
  *                                         + sum_b E_(b+1) .. E_3 sum_j K_j (G v_b)_j
  * A thread has one channel of a sub-chunk.  It reads r, k and w from global memory again (L2). */

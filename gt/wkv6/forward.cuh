@@ -308,8 +308,8 @@ GT_DEV void complete_pairs(int g, int j, const float (&bonus)[2], float (&A)[2][
     }
 }
 
-/* Multiplies y by scale, unless scale is 1, as in nearly every call; then is_scaled is false.  Kernels compute
- * is_scaled before their loop.  Inside the loop every sub-chunk would wait for a load of the constant. */
+/* Multiplies y by scale if is_scaled is true.  In nearly every call scale is 1, and is_scaled is false.  Kernels
+ * compute is_scaled before their loop.  Inside the loop every sub-chunk would wait for a load of the constant. */
 template <int TILES>
 GT_DEV void scale_y(bool is_scaled, float scale, float (&y)[TILES][4]) {
     if (!is_scaled) return;

@@ -1,7 +1,7 @@
 /* gt/wkv6/operands.cuh - helpers of the kernels on tensor cores: numbers as two tf32 terms, rows of f16 with a power of
  * two, pairs of elements, vectors in memory, sums over lanes.
- * In all kernels here, c_t is -log2 of the product of the decays before token t of a sub-chunk, and c_16 is -log2 of
- * the decay of all its 16 tokens. */
+ * In all kernels here, c_t is -log2 of the product of the decays before token t of a sub-chunk.  c_16 is -log2 of the
+ * decay of all 16 tokens of the sub-chunk. */
 #ifndef GT_WKV6_OPERANDS_CUH
 #define GT_WKV6_OPERANDS_CUH
 
@@ -90,7 +90,8 @@ GT_DEV float scan_quads(float x, int quad, float* total) {
     return quad >= 1 ? y : 0.0f;
 }
 
-/* Returns the sum over the later ones of these 4 lanes.  The function never subtracts, because x may be infinite. */
+/* Returns the sum over the later ones of the 4 lanes that share a pair of channels.  The function never subtracts,
+ * because x may be infinite. */
 GT_DEV float sum_later_quads(float x, int quad) {
     float y = shfl_down(x, 8);
     float suffix = quad <= 2 ? x + y : x;

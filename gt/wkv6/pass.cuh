@@ -129,9 +129,9 @@ using StatesTraits = TensorTraits<T, W, N, true>;
  *   3. every segment runs again, from its first state.
  * segments.states is [slot][H,N,N].  segments.decays is [slot][2][H,N]: log2 of the decay, as a sum of two terms. */
 struct TensorParams : PassParams {
-    /* Reverse pass: where G after a chunk of 64 tokens lies.  It lies in the chunk's part of dv, row for row (N = 128:
-     * 64 rows in dk, 64 in dv).  Then `checkpoints` [sequences,H,N,N] holds G of shorter chunks, and of the chunk that
-     * last_apart names.  If data is NULL, `checkpoints` holds G of all chunks. */
+    /* Reverse pass: where G after a chunk of 64 tokens lies.  This G lies in the chunk's part of dv, row for row (N =
+     * 128: 64 rows in dk, 64 in dv).  Then `checkpoints` [sequences,H,N,N] holds G of shorter chunks, and of the chunk
+     * that last_apart names.  If data is NULL, `checkpoints` holds G of all chunks. */
     struct Rows {
         void* data;
         gt_stride stride;

@@ -154,8 +154,8 @@ static inline Choice choose(const gt_wkv6_args& a, gt_pass pass, const Device& d
     const int64_t slots = chunk_slots_of(a);
     c.last_first = state_dtype(a.dtype, a.N, a.V) == GT_BF16 && a.saved && !a.dstate_out && !a.seq_capacity &&
                    slots > 1 && c.segments == 1;
-    /* G lies in the gradients.  The G of last chunks may still need workspace; if that is more than for G of all
-     * chunks, all G lies in workspace. */
+    /* G lies in the gradients, but G of last chunks may need workspace.  If that workspace would be larger than for G
+     * of all chunks, all G lies in workspace. */
     const bool needs_ends = c.last_first || a.seq_capacity || a.T % CHECKPOINT;
     c.G_in_outputs = outputs_hold_G(a, device) && (!needs_ends || most_sequences(sequences_of(a)) <= a.B * slots);
     return c;

@@ -21,9 +21,9 @@
  * channels, copies would be 32 bytes wide.  The time of a copy depends on the number of 128-byte lines that it touches.
  * shared, N = 64, 16 bits: 14.1 KB a buffer; two buffers and the rings are 77.1 KB; S before and after a chunk takes 16
  * KB.  N = 128: 76.6 KB and 64 KB.
- * S_COPIES: 2 copies hold S before and after a chunk.  1 copy is for blocks that may have only 99 KB.  It holds S after
- * the chunk, left from the previous checkpoint.  After its sums are stored, S before the chunk overwrites it, and the
- * warp waits for that load.
+ * S_COPIES: 2 copies hold S before and after a chunk.  1 copy is for blocks that may have only 99 KB.  This copy first
+ * holds S after the chunk, left from the previous checkpoint.  After the sums with that S are stored, S before the
+ * chunk overwrites the copy, and the warp waits for that load.
  * bytes: k or r, w, v or dy once; checkpoints and states once.  bf16 also reads S of the checkpoints, and its lo terms
  * if any, once for rowsum(S . G), unless S is known to be 0.
  * G in outputs: dv has room for G (N = 128: dk and dv).  So G lies there, row for row, until the kernel of chunks reads

@@ -58,7 +58,7 @@ class Operator:
     has_steps: bool
     has_saved: bool
     own_gradient: str  # the tensor whose gradient is dy itself
-    same_gradient: tuple  # two tensors with one gradient if their dtypes are the same: the first has the second's
+    same_gradient: tuple  # two tensors: if their dtypes are equal, the first gets the gradient of the second
     derive: object  # finds sizes from others
     decays: str  # the shape of decay_out; empty: the operator takes no sequences in pieces
 
@@ -74,8 +74,8 @@ class Operator:
         return "starts_zero" in self.fields
 
     def state_dtype(self, field):
-        """Returns the field with the dtype of a state that a step or a call with pools updates: conv_state_dtype for
-        conv_state_out.  None: that state must be fp32."""
+        """Returns the field that holds the dtype of `field`, a state: conv_state_dtype for conv_state_out.  Calls with
+        pools read it, and steps of an operator with parameter_dtype.  None: the state must be fp32."""
         has_types = self.parameter_dtype or "conv_state_dtype" in self.fields
         return beside(field, f"{leaf(field).partition('state')[0]}state_dtype") if has_types else None
 
@@ -168,7 +168,7 @@ def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", sam
     if "segments" in fields:
         options += (("segments", "int"),)
     sizes = dict(text.split("=") for text in sizes.split())
-    has_steps = hasattr(c, f"gt_{name}_step") and sum(t.is_state for t in tensors) == 1  # two states: only in C
+    has_steps = hasattr(c, f"gt_{name}_step") and sum(t.is_state for t in tensors) == 1  # two states: not in PyTorch
     return Operator(name, struct, tensors, options, outputs, fields, sizes, has_steps,
                     "saved" in fields, own_gradient, same_gradient, derive, decays)
 

@@ -593,8 +593,8 @@ class Errors(Quiet):
             ("ssd: state has shape", lambda: gt.ssd(**{**p, "state": p["state"][0]}, cu_seqlens=cu, slots=two)),
             ("ssd: state has dtype float64: must be float32", lambda: gt.ssd(
                 **{**p, "state": p["state"].astype(jnp.float64)}, cu_seqlens=cu, slots=two)),
-            ("conv_ssd: state has dtype bfloat16: must be float32", lambda: gt.conv_ssd(
-                **{**q, "state": q["state"].astype("bfloat16")}, cu_seqlens=cu, slots=two, **NEEDED["conv_ssd"])),
+            ("conv_ssd: state has dtype float64: must be float32", lambda: gt.conv_ssd(
+                **{**q, "state": q["state"].astype(jnp.float64)}, cu_seqlens=cu, slots=two, **NEEDED["conv_ssd"])),
             ("ssd: slots has shape", lambda: gt.ssd(**p, cu_seqlens=cu, slots=two[:1])),
             ("ssd: starts_zero has shape", lambda: gt.ssd(**p, cu_seqlens=cu, slots=two, starts_zero=two[:1])),
             ("selective_scan: A has shape", lambda: gt.selective_scan(**{**s, "A": s["A"].T})),

@@ -55,7 +55,7 @@ GT_HD int64_t windows_of(int64_t T) { return (T + CHECKPOINT - 1) / CHECKPOINT; 
 
 /* The position of a block and a thread.  A block has one tile of one head.  The blocks of a tile and head share all
  * segments: with S of these blocks, block number s takes segments s, s + S, and so on.  This number is the block's
- * strand, block_x() / (H tiles). */
+ * strand, block_x() / (H * tiles). */
 template <class C>
 struct Position {
     uint32_t smem;
@@ -212,7 +212,7 @@ GT_DEV void pair_products(const Position<C>& s, int left, int right, int K, floa
     pair[1] = sum[1];
 }
 
-/* Returns L_ts, s = `from`.  The exponent is summed from its own terms. */
+/* Returns L_ts, s = `from`.  The exponent is the sum of a over tokens s + 1 to t, computed by additions only. */
 template <class C>
 GT_DEV float pair_decay(const Position<C>& s, int t, int from) {
     float sum = 0.0f;
@@ -220,7 +220,8 @@ GT_DEV float pair_decay(const Position<C>& s, int t, int from) {
     return finite(exp_accurate(sum));
 }
 
-/* In stage_pairs(), 8 lanes share a token t.  Returns the sum of `value` over those of them with a smaller s. */
+/* In stage_pairs(), 8 lanes share a token t.  Returns the sum of `value` over the lanes of the same t that have a
+ * smaller s. */
 GT_DEV float sum_before(float value) {
     const int order = lane_id() / 8 * 2 + lane_id() % 2;
     GT_UNROLL

@@ -79,7 +79,8 @@ GT_DEV void sum_over_p(const BackwardParams& p, const Position<C>& s, const floa
     }
 }
 
-/* Stores the gradient of y before the gate, dy silu(z), to DY.  Stores dy silu'(z), which times y is dz, to GATE. */
+/* Stores the gradient of y before the gate, dy silu(z), to DY.  Stores dy silu'(z) to GATE; y times this number is
+ * dz. */
 template <class C>
 GT_DEV void stage_dy(const Problem& in, const Position<C>& s, int64_t first) {
     using Half = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;

@@ -155,7 +155,7 @@ GT_DEV float gate_bound(float most) {
     return -z * ex2_approx(z * LOG2_E);
 }
 
-/* The largest number in a row of a tile.  The sign counts. */
+/* The largest number in a row of a tile.  This is not the largest magnitude: every number counts with its sign. */
 template <class T>
 GT_DEV float largest_in_row(uint32_t tile, int row) {
     using E = Element<T>;
@@ -222,10 +222,11 @@ GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
 }
 
 /* Backward computes a state inside a slot as a product of f16 operands.  The tokens' weights are factors of one
- * operand; the other operand has rows of B or C.  The weights are scaled so that their sum (on compute capability 9.0
- * the bound of the state) is at most WEIGHT_RANGE.  Elements of B or C are scaled to at most 2^14 / WEIGHT_RANGE, so no
- * product exceeds 2^14.  A weight keeps all its bits if it is at least 2^-23 of the sum.  An element keeps all its bits
- * if it is at least 2^-17 of the largest in its row, or 2^-20 in bf16. */
+ * operand; the other operand has rows of B or C.  The weights are scaled so that their sum is at most WEIGHT_RANGE.  On
+ * compute capability 9.0 the old state is part of the product, and the sum includes its part.  Elements of B or C are
+ * scaled to at most 2^14 / WEIGHT_RANGE, so no product exceeds 2^14.  A weight keeps all its bits if it is at least
+ * 2^-23 of the sum.  An element keeps all its bits if it is at least 2^-17 of the largest in its row, or 2^-20 in
+ * bf16. */
 constexpr float WEIGHT_RANGE = 0x1p10f;
 
 /* ---- decay factors --------------------------------------------------------------------------------------------- */
@@ -274,8 +275,8 @@ GT_DEV void make_half_row(const float (&log)[8], int t, float (&row)[8]) {
     }
 }
 
-/* Stores the result of make_half_row() for token t of 64.  DIAGONAL has it as a row.  A SQUARE of 8 x 8 has both halves
- * of a block: L_ts is a row if t is in the first half, and a column if t is in the second half. */
+/* Stores the result of make_half_row() for token t of 64.  In DIAGONAL the result is a row.  A SQUARE of 8 x 8 has both
+ * halves of a block: the result is a row if t is in the first half, and a column if t is in the second half. */
 template <int WHICH, class Layout>
 GT_DEV void store_half_row(uint32_t addresses, int t, const float (&row)[8]) {
     if constexpr (WHICH & SQUARE_FACTORS) {

@@ -135,8 +135,8 @@ struct RowSplitter {
     GT_METHOD explicit RowSplitter(int group) {
         const int lane = here();
         piece = lane % S::LANES, row0 = group * S::ROWS + lane / S::LANES;
-        /* flip: which half of the 8 numbers the lane takes first.  With it, the 16-byte pieces of eight lanes lie in
-         * different banks, and so do the 8-byte pieces of sixteen lanes. */
+        /* flip: which half of the 8 numbers the lane takes first.  Because of flip, the 16-byte pieces of eight lanes
+         * lie in different banks, and so do the 8-byte pieces of sixteen lanes. */
         const int flip = (piece / 4 ^ row0) & 1;
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) {
@@ -298,7 +298,7 @@ struct SplitState {
         }
     }
 
-    /* H += sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns, of which the warp takes 16
+    /* H += sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns; the warp takes 16 columns
      * from 16 unit_warp on.  right: split tile of B or C. */
     GT_METHOD void update(uint32_t left, int unit_warp, uint32_t right, uint32_t weights) {
         using X = SplitTile<64>;

@@ -12,9 +12,9 @@
  *     U_s = suf_s G B_s + sum_{t>=s} M_ts dy_t               dx_s = Delta_s U_s + Dskip . dy_s.
  *     dC_t += pre_t h^T dy_t          dB_s += Delta_s suf_s G^T x_s            fp32, in registers.
  *
- * "last" means after the last step.  So a block pairs its own tokens with each of the four chunks: earlier chunks have
- * s, later chunks have t, and its own chunk has both.  <C_t, B_s> is computed once per block, and W is summed over the
- * steps.  Both stay in registers.
+ * "last" means after the last step.  So a block pairs its own tokens with each of the four chunks.  Tokens of earlier
+ * chunks are s, tokens of later chunks are t, and tokens of the own chunk are both.  <C_t, B_s> is computed once per
+ * block, and W is summed over the steps.  Both stay in registers.
  *
  * da_k is a sum over pairs of tokens of the slot (docs/ssd.md, section 6).  The block adds the pairs that contain one
  * of its tokens.  The sum over the other pairs is the same for all 32 tokens k of a chunk.  So each block stores its
@@ -31,7 +31,7 @@
  *     dB and dC: 32 tokens x N / 8 columns per warp, h of 32 rows from global memory straight into operands;
  *     U: 16 s x 8 p per warp; dx, <x, U>, <G, h> of the block's rows                                      -- barrier
  *     G of the other 32 rows into registers, barrier, split, barrier, and the products again              -- barrier
- * h has a power of two for each 32 rows p and a warp's columns.  M has a power for each s and 16 tokens t.  So a
+ * h has a power of two for every 32 rows p and each warp's columns.  M has a power for every s and 16 tokens t.  So a
  * product of M and dy runs over 16 tokens t, and fp32 instructions add these products.
  *
  * registers per thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the current product.  Two blocks share a

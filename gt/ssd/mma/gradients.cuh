@@ -43,8 +43,8 @@
  * two stages, the next step's tiles arrive during this step.  M^T overwrites the neighbour's rows.
  * PRODUCTS per step: 1250 mma and about 900 ldmatrix_x4.  The mma are three products of 64 x 128 x 64, one of 64 x 64 x
  * 128, 64 mma for <G, h>, and twice 0.6 of 64 x 64 x 64.  A warp executes 2500 instructions in all.
- * BYTES per token and head, bf16, P = 64, N = 128: x, dy and dx 384, the neighbour's rows 128, h and G 512, half of
- * these from L2.  z adds 128, and the neighbour's z.
+ * BYTES per token and head, bf16, P = 64, N = 128: x, dy and dx 384, the neighbour's rows 128, h and G 512 (half of h
+ * and G from L2).  z adds 128.  In the first chunk of a slot, the neighbour's z adds 128 more.
  * GATE.  With z, dy stands for dy silu(z) everywhere.  The kernel computes this product in fp32 when it converts dy to
  * f16, so dy silu(z) is rounded only once.
  * N > 128: every 128 columns of the states have a launch of their own.  Each launch computes dB and dC of its columns,
@@ -332,7 +332,7 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
 
 /* ---- <G, h> ---------------------------------------------------------------------------------------------------- */
 
-/* Computes <G, h> for every 16 rows p.  Warps 2 and 7 call it, because they have only one block of pairs. */
+/* Computes <G, h> for every 16 rows p.  Warps 2 and 7 call this function, because they have only one block of pairs. */
 template <class C>
 GT_DEV void dot_states(const ChunkGradientBlock<C>& me, int step) {
     const int g = lane_id() / 4, j = lane_id() % 4;

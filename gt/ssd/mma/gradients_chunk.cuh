@@ -39,7 +39,7 @@ struct ChunkGradientTraits {
     static constexpr int PLACES = STATE_INVERSES + 16;                          /* place_step() */
     static constexpr int MADE_INVERSE = PLACES + 12, SKIP = MADE_INVERSE + 1;   /* SKIP: [2], Dskip of a step's head */
     static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* inverses of rows, [COPIES][x 64, dy 64]; after the last
-                                                           * step those of W */
+                                                           * step, inverses of the rows of W */
     static constexpr int M_INVERSE = ROW_INVERSES + COPIES * 2 * CHUNK,
                          STEP_DELTA = M_INVERSE + CHUNK; /* Delta [64] and A of the step whose decay factors are
                                                           * computed next */

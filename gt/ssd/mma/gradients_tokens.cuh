@@ -10,8 +10,8 @@ namespace ssd {
 
 /* ---- decay factors, da, ddt ------------------------------------------------------------------------------------ */
 
-/* The bits of a head's dt for tokens 2 lane and 2 lane + 1: own of the chunk, other of the neighbour (the other chunk
- * of the slot). */
+/* The bits of a head's dt for tokens 2 lane and 2 lane + 1.  own: of the block's chunk.  other: of the neighbour, which
+ * is the other chunk of the slot. */
 struct StepTimes {
     uint32_t own[2] = {}, other[2] = {};
 };

@@ -12,7 +12,7 @@
  * H is fp32, times a power of two that keeps all elements below 2^16, so that packing to f16 needs no scale.  The power
  * follows from an upper bound of the magnitudes, which costs a few operations per chunk.  The new bound is E times the
  * old bound, plus the most that the update can add.  At a checkpoint, the true maximum replaces the bound.  The
- * multiplication by E also changes the power, which is exact.
+ * multiplication by E also changes the power.  A change of the power is exact.
  *
  * The update is H <- E H + sum_t v_t b_t^T.  v_t is (x_t or dy_t) . weight_t as f16, times a power of two, and b_t is a
  * row of B or C.  Tensor cores round sums towards zero.  So the sum over 64 tokens starts at zero, and an fp32 addition
@@ -199,14 +199,14 @@ struct WarpState {
 
 /* ---- a block's position ------------------------------------------------------------------------------------------ */
 
-/* A block's position: the segment, and the block's two units.  The units are pair number block_x() % (G pairs) of all
- * groups.  The position lies in shared memory, because otherwise the compiler would keep a 64-bit address of every
- * tensor in registers. */
+/* A block's position: the segment, and the block's two units.  Pairs of units are numbered over all groups, and the
+ * block has pair block_x() % (G * pairs).  The position lies in shared memory, because otherwise the compiler would
+ * keep a 64-bit address of every tensor in registers. */
 struct Cursor {
     static constexpr int BYTES = 64;
     uint32_t addresses;
 
-    /* All threads call it.  item: the segment's number. */
+    /* All threads call this function.  item: the segment's number. */
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item) const {
         sync_threads(); /* other threads may still read the previous segment */
         if (thread_id() == 0) {

@@ -5,7 +5,7 @@
  *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T, from the last chunk to the first.  The pass is the local pass of
  *               backward, or makes checkpoints of G and dstate_in.  A checkpoint of G is the gradient of the state
  *               after a slot's last token.  With z, dy silu(z) replaces dy.  The kernel computes this product together
- *               with v, and its power of two from bounds of dy and silu(z).
+ *               with v.  The power of two of v follows from bounds of dy and silu(z).
  *
  * grid, block and units: as in forward_tensor_kernel.  In each chunk, warps first convert both tiles to f16 and compute
  * the decay factors.  Then they compute the weights and update the states.
@@ -73,8 +73,8 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         state.load(reads ? start + unit_state(in, cursor, unit, 0) : nullptr, cursor.row0(unit) + 16 * unit_warp, in);
     }
     const int chunks = cursor.chunks();
-    /* Streams of left and right start at the second chunk, and those of z at the first.  They advance together, after
-     * the copies of left and right and before the copy of z. */
+    /* Streams of left and right start at the second chunk, and streams of z at the first.  All streams advance
+     * together, after the copies of left and right and before the copy of z. */
     if (thread_id() == 0) {
         const int first = REVERSE ? chunks - 1 : 0, second = REVERSE ? chunks - 2 : 1;
         for (int k = 0; k < MMA_UNITS; k++) {

@@ -179,7 +179,7 @@ struct UnitTimes {
             if (in.dt_dtype == GT_F32)
                 dt[i] = as_uint(static_cast<const float*>(in.dt)[at]);
             else
-                dt[i] = static_cast<const bf16*>(in.dt)[at].bits; /* the same bits for f16 */
+                dt[i] = static_cast<const bf16*>(in.dt)[at].bits; /* f16 has as many bits */
         }
     }
     GT_METHOD float delta(const Problem& in, int i, int tokens) const {
@@ -197,8 +197,8 @@ struct UnitTimes {
 template <int PIECES>
 struct CopiedRows {
     static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
-    /* The shared address k STEP rows further.  The swizzle repeats every 8 rows, so with STEP = 4 every second step
-     * also flips a bit. */
+    /* The address in shared memory k * STEP rows further.  The swizzle repeats every 8 rows, so with STEP = 4 every
+     * second step also flips a bit. */
     GT_HD uint32_t next(uint32_t address, int k) {
         return (STEP == 4 && k % 2 ? address ^ 64 : address) + k * STEP * ROW;
     }

@@ -47,8 +47,8 @@
  *
  * The third stage of x hides the latency of its copies behind the preparation of the previous chunk.
  * ONE UNIT.  A block has one consumer and a producer in two cases: a group has one unit (a head with P <= 64), or
- * sequences are short and heads few (units_of_forward()).  Such a block mostly waits for latencies, so two blocks share
- * a multiprocessor.
+ * sequences are short and heads few (units_of_forward()).  A block of one unit mostly waits for latencies, so two
+ * blocks share a multiprocessor.
  *     N <= 64 runs as 64 columns, in 105.3 KB.  B and C have three stages and x has four, so that all copies of a chunk
  *     are issued one chunk ahead.  One warp of the producer computes factors while the other three convert B and C to
  *     f16 (prepare_beside_factors()).
@@ -56,7 +56,7 @@
  *     forward_tensor_kernel computes dz.
  * GATE.  z has one stage.  For dz, each consumer copies z and dy itself by cp.async, in rows of 128 bytes.  It copies
  * the next unit's rows after its four warps have read the current unit's rows, which takes two barriers per unit.
- * Without these barriers each warp would copy 32 bytes of every row, and forward with z took a sixth longer.
+ * Without barriers each warp would copy its own 32 bytes of every row.  Such copies made forward with z a sixth slower.
  * MBARRIERS.  FULL and EMPTY belong to a stage of B, C, FACTORS and PREPARED.  The producer's threads arrive at FULL.
  * The consumers' threads arrive at EMPTY when their products have ended and they have read z, so the producer may then
  * also copy z of the next chunk.  X_EMPTY belongs to a stage of x; the consumers' threads arrive when y is stored.
@@ -187,8 +187,9 @@ struct HopperTile {
     using T = T_;
     static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT,
                           HAS_MAPS = ROWS_ != COPIED_ROWS, CONVOLVES = ROWS_ == CONVOLVED_ROWS;
-    /* The code that stores a snapshot is a third of the loop over chunks.  To jump over it took four units 1 to 4 %
-     * more time, so calls with snapshots take blocks of at most two units (units_of_forward). */
+    /* The code that stores a snapshot is a third of the code of the loop over chunks.  Even if no snapshot is due, this
+     * code makes blocks of four units 1 to 4 % slower.  So calls with snapshots take blocks of at most two units
+     * (choose_on_tensor_cores()). */
     static constexpr bool HAS_SNAPSHOTS = !MAKES_DZ && UNITS_ <= 2;
     static constexpr int NP = NP_, UNITS = UNITS_,
                          CONSUMERS = UNITS == 1                                              ? 1
@@ -321,7 +322,7 @@ GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
 
 /* For blocks of one unit whose copies run one chunk ahead.  Warps 1 to 3 of the producer call this function while warp
  * 0 computes factors.  They convert rows of B and C, 16 at a time.  Warp 3 has fewer rows, so it also finds the largest
- * magnitudes in rows of x.  inverses: those of B, then those of C. */
+ * magnitudes in rows of x.  inverses: of B's rows, then of C's rows. */
 template <class Tile>
 GT_DEV void prepare_beside_factors(uint32_t B, uint32_t C, uint32_t inverses, uint32_t x, uint32_t maxima, int warp) {
     static_assert(Tile::UNITS == 1 && RowLanes<Tile::NP>::ROWS == 8, "a tile is 4 times 16 rows");
@@ -599,8 +600,10 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     }
     bulk_wait_read<0>();
     sync_warp();
+    /* Restores the zeros of M above the diagonal.  The checkpoints overwrote these zeros, and store_M_rows() does not
+     * write there. */
     GT_UNROLL
-    for (int i = 0; i < CONSUMER_UNITS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* zeros again */
+    for (int i = 0; i < CONSUMER_UNITS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1);
 }
 
 /* For dz: the warpgroup starts to copy z and dy for unit i of a chunk, if the chunk exists.  All four warps must have

@@ -17,7 +17,8 @@
  *                                             diagonal.  Dskip is added on the diagonal if it is per head.
  *         2  y^T = pre H C^T                  64 x 64 x N; H split in registers.
  *         3  y^T += x^T M^T                   64 x 64 x 64; x split in registers.
- *            Then + Dskip x if Dskip is per channel, times silu(z).  Registers store y: 8 rows of a token are 32 bytes.
+ *            Then + Dskip x if Dskip is per channel, times silu(z).  Threads store y from registers: 8 rows p of a
+ *            token are 32 adjacent bytes.
  *         4  H <- E H + (x Delta suf)^T B     64 x N x 64; the sum starts at zero, and an fp32 addition adds it to H.
  *
  * NUMBERS.  As in mma/fp32_chunk.cuh, a number is hi + lo of f16, and a product is three products, the small ones
@@ -31,7 +32,8 @@
  *     M                32     of each unit, hi and lo                               consumers.
  *     FACTORS ...      19     two stages of each unit: Factors, Prepared; inverses of rows' powers; cursors, barriers
  * MBARRIERS.  FULL and EMPTY belong to a stage of everything except C and M.  The producer's threads arrive at FULL
- * when C is stored, too.  The consumers' threads arrive at EMPTY.  C_EMPTY belongs to C; the consumers' threads arrive.
+ * after they have also stored C.  The consumers' threads arrive at EMPTY.  C_EMPTY belongs to C; the consumers' threads
+ * arrive.
  * REGISTERS per thread, N = 128: a consumer has 208, of which H takes 64, y 32, sums 32, and operands 32.  The producer
  * has 88, of which B or C takes 64.
  * ISSUE SLOTS per token and head, N = 128, counted in the machine code: consumers 140, producer 45.

@@ -25,7 +25,7 @@
  *
  * NUMBERS.  As in mma/fp32_chunk.cuh, a number is hi + lo of f16, and a product is three products, the small ones
  * first.  Every product of a step is summed from zero, and then added or used in fp32.  W is split after the last step,
- * with a power for each row.  In the product whose rows are columns of W, all of W has one power.
+ * with a power for each row.  For dC, W of own pairs is transposed; in that product all of W has one power.
  * registers per thread, N = 128: dC or dB 32, W 16, the current product 48.
  * shared memory in KB, N = 128: 225, so one block per multiprocessor.  B 32, h 32, G 32, x, dy and NEXT 48, M 32, S =
  * <C, B> as fp32 32, factors and sums 17.  Before the first and after the last step, the other chunk's B or C lies in

@@ -3,7 +3,7 @@
  * This kernel computes u of these elements from x, B, C and the checkpoints of h, and then dz.
  *
  * u is lost if z is 0 or far below 0.  This happens in one of millions of random elements, or in whole rows that the
- * caller has padded.  So the kernel is fast if no element is lost.  If some are lost, it takes each of their tokens by
+ * caller has padded.  So the kernel is fast if no element is lost.  It processes every token that has a lost element by
  * itself:
  *
  *     u_t = exp(sum a) h C_t + sum_s L_ts Delta_s <C_t, B_s> x_s + Dskip x_t        dz_t = dy_t u_t silu'(z_t).
@@ -13,7 +13,7 @@
  *
  * A warp takes 32 places of gate_kernel and reads one flag per lane.  It goes through the tokens of a flagged place one
  * after another.  For each token, a lane has four tokens s and two rows p.
- * TIME.  If no element is lost: the flags load from L2.  If one element is lost: about 35 dependent loads.  If all are
+ * TIME.  No lost element: one load of the flags from L2.  One lost element: about 35 dependent loads.  All elements
  * lost: about 50 ms, estimated, for B = 8, T = 4096, H = 64.
  * BYTES: 4 per place.
  * CHAIN.  The kernel waits for previous kernels before anything else.

@@ -44,11 +44,11 @@
  * proxy.  EMPTY: pairs, inputs and states have read the stage.  STATE_MADE: states has advanced H or G in the stage, or
  * has nothing to advance.  M_FULL, M_EMPTY: a buffer of M is full, or has been read.
  * PLACES.  PLACE_FULL: the record of a place is written.  GROUP_FULL: B, C and OTHER are converted.  With one copy (N =
- * 128), pairs, inputs and states convert one of these tiles each.  With two copies, GROUP_EMPTY means that they have
- * been read.  SHARES_MADE: the powers of dC and dB are final.  This is so when the left operands of the last step
- * exist, so pairs computes W while inputs still computes dx.  W_FULL and W_EMPTY guard W for dB; M_FULL and M_EMPTY
- * guard W for dC.  No barrier includes all warps.  A role that has finished a place begins the next one, whose copies
- * have arrived meanwhile.  The exchange of W keeps every role within one place of the others.
+ * 128), pairs, inputs and states convert one of these tiles each.  With two copies, GROUP_EMPTY means that B, C and
+ * OTHER have been read.  SHARES_MADE: the powers of dC and dB are final.  The powers are final as soon as the left
+ * operands of the last step exist, so pairs computes W while inputs still computes dx.  W_FULL and W_EMPTY guard W for
+ * dB; M_FULL and M_EMPTY guard W for dC.  No barrier includes all warps.  A role that has finished a place begins the
+ * next one, whose copies have arrived meanwhile.  The exchange of W keeps every role within one place of the others.
  * REGISTERS per thread: pairs 144 (S 32, W 32, dS or C h^T 32).  inputs and states 160 (dC or dB 64, a product 32, dy
  * or x 16, or 32 as fp32, and the neighbour's rows 32).  prepare 48.
  *
@@ -56,16 +56,15 @@
  * clock on an H200.  Versions of this kernel with 58 KB and 45 KB of code took 8,300 and 6,000 clocks per step.  So
  * inputs and states share code, rare paths are branches, and other kernels compute the numbers of tokens.  The code of
  * a step now takes about 33 KB, or 37 KB with z.  Above 32 KB, each 100 instructions cost 2 to 6 % of the time.  A
- * version of 27 KB, with loops, was slower, because the latency of a step through its stage then limits it
- * (docs/performance.md).
+ * version of 27 KB, with loops, was slower (docs/performance.md): its limit is how long a step occupies its stage.
  *
  * NUMBERS.  In dS and M^T dy, x and dy are operands without conversion.  M has the same type: bf16, with two terms in
  * the blocks on the diagonal, or f16 times powers of two.  In products with states, x and dy are converted to f16 in
  * registers, times their decay and a power of two.  A token keeps its power from step to step as long as the power fits
  * (StateShare).  So the accumulators of these products hold dC and dB.  B and C are f16, with a power for each row.  h
  * and G are f16 as saved, with a power for 16 rows.  This power is multiplied into the left operand, or into the
- * product if the 16 rows are its columns.  For the state of the neighbour's tokens, exp(sum a) h is a product, too,
- * with a diagonal left operand.
+ * product if the 16 rows are its columns.  When the role states advances h or G, it also computes exp(sum a) h as a
+ * product, with a diagonal left operand.
  * GATE.  With z, dy is f16 with a power of two for 16 rows (gate.cuh).  x keeps its type.  If x is bf16, dS takes dy as
  * two terms of bf16, which hold an f16 number exactly.  M is f16.  chunk_factors_kernel multiplies the inverses of the
  * powers of dy into the factors of rows t.
@@ -81,8 +80,8 @@
  * are inputs of the call.  All other work waits.
  * grid: at most one block per multiprocessor; block 512.  Blocks take places in turn.  Places are numbered as [B, slots
  * of 128 tokens, G][2 chunks].  With z, if dy silu(z) lies in dx, a block takes both chunks of a slot one after the
- * other.  On an H200, a block first loads its code from L2 for 8 us, and loads part of it again at each place.  Every
- * sum has one fixed order, so results are deterministic. */
+ * other.  On an H200, a block first takes 8 us to load its code from L2, and loads part of it again at each place.
+ * Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_SM90_GRADIENTS_CUH
 #define GT_SSD_SM90_GRADIENTS_CUH
 
@@ -95,9 +94,9 @@ namespace gt {
 namespace ssd {
 
 /* The roles inputs (which = 0) and states (which = 1) share this code: the products of a step with a state, and dC or
- * dB.  Both roles wait for STATE_MADE before they read the state that states advances.  In a second chunk of a slot
- * this is h, which both roles read first.  In a first chunk it is G.  inputs reads G first if N = 128, else after dC.
- * inputs frees the stage before it stores dx. */
+ * dB.  The role states advances one state, h in the second chunk of a slot and G in the first.  Both roles wait for
+ * STATE_MADE before they read that state.  Both read h first in a second chunk.  In a first chunk, inputs reads G first
+ * if N = 128, else after dC.  inputs frees the stage before it stores dx. */
 template <class C>
 GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
     const WarpRows at(shfl_idx(warp_id(), 0));

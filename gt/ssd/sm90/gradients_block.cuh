@@ -70,7 +70,8 @@ GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per
 
 /* If every tile has its own record and there is one slab, ChunkSums overwrite ChunkTokens from OWN on.  There,
  * ChunkTokens has factors that only the chunk's own step reads.  The step has copied them to shared memory before it
- * stores sums.  With Dskip per channel the sums are longer than these factors. */
+ * stores sums.  With Dskip per channel the sums are longer than these factors, and plan_tokens() makes records
+ * longer. */
 static_assert(ChunkTokens<false>::OWN + ChunkSums::COUNT <= ChunkTokens<false>::COUNT, "room for them");
 
 /* The factor by which U is multiplied: Delta, unless Delta is too small to divide it out again. */
@@ -609,7 +610,7 @@ GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
     me.stages().wait_full(me.in_stages(step));
-    if (!me.by_maps) fence_async_proxy(); /* not with maps: the fence also waits for stores of sums */
+    if (!me.by_maps) fence_async_proxy(); /* else no fence: it would also wait for stores of sums */
 }
 
 /* Adds x[0] and x[1] over the four lanes of a row, and stores the sums to out[row] and out[row + 8]. */

@@ -115,8 +115,8 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
 }
 
 /* Computes U, F and dx of a step.  U: on entry B G^T, not yet complete.  M comes from the role pairs and is scaled by
- * power_of_M().  If this power is too large for U, U gets a smaller power.  M^T dy then keeps its own power and so
- * counts too much.  This does no harm, because M^T dy is at most 2^36, while such a U may reach 2^70. */
+ * power_of_M().  If this power is too large for U, U gets a smaller power.  M^T dy then keeps the larger power, so its
+ * part of the sum is too large.  This does no harm, because M^T dy is at most 2^36, while such a U may reach 2^70. */
 template <class C>
 GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                         float (&U)[8][4]) {

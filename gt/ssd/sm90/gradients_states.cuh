@@ -14,10 +14,10 @@ namespace gt {
 namespace ssd {
 
 /* Computes left operands of make_hopper_state() for the warp's 16 rows p and all tokens t of the neighbour.  They are
- * NEXT times the tokens' weights and the inverses of the powers of OTHER.  The neighbour stores WEIGHTS if it is a
- * first chunk, and PRE if it is a second chunk.  Returns the factor of the warp's rows in the old state.  Operands and
- * factor contain a power of two, which brings the sums into the range of f16.  The inverse of this power overwrites the
- * inverse of the old rows. */
+ * NEXT times the tokens' weights and the inverses of the powers of OTHER.  The weights are WEIGHTS of the neighbour's
+ * record if the neighbour is a first chunk, and PRE if it is a second chunk.  Returns the factor by which the warp's
+ * rows of the old state are multiplied.  Operands and factor contain a power of two, which brings the sums into the
+ * range of f16.  The inverse of this power overwrites the inverse of the old rows. */
 template <class C>
 GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {
     using E = Element<typename C::T>;

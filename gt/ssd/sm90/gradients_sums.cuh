@@ -87,7 +87,7 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
         most[e] = fmaxf(most[e], shfl_xor(most[e], 1));
         most[e] = fmaxf(most[e], shfl_xor(most[e], 2));
         const float magnitude = most[e] * fabsf(decay[e]) * largest; /* Delta may be below 0 */
-        /* the second bound keeps power times largest finite even for rows of zeros, and also if a decay is above 1 */
+        /* the second bound keeps the product of power and `largest` finite, for rows of zeros and for decays above 1 */
         bound[e] = fmaxf(magnitude, fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
     }

@@ -114,7 +114,8 @@ class _Function:
         self.refuse_shape(name, tensor, f"must be {right}" + (f", where {known}" if known else ""))
 
     def check_groups(self, heads, **tensors):
-        """tensors: name=(tensor, its number of groups)."""
+        """Checks that all tensors have the same number of groups, a divisor of `heads`.  tensors: name=(tensor, its
+        number of groups)."""
         first = next(iter(tensors.values()))[1]
         for name, (tensor, groups) in tensors.items():
             if groups < 1 or heads % groups:
@@ -202,7 +203,7 @@ _FLA = {(name, head_first): _Function(name, _RWKV6.replace("BTH", "BHT") if head
 def _rwkv6(name, r, k, v, w, u, scale, initial_state, output_final_state, cu_seqlens, reverse, others):
     head_first = bool(others.pop("head_first", False))
     function = _FLA[name, head_first]
-    chunk_size = others.pop("chunk_size", None)  # how it is computed there
+    chunk_size = others.pop("chunk_size", None)  # how that package computes; checked, not used
     for other in others:
         function.unsupported(other)
     if chunk_size is not None:
@@ -358,8 +359,9 @@ def _take_rows(pool, indices):
 
 
 def _put_rows(pool, places, named, rows):
-    """Writes the rows that _take_rows took.  An index outside of it must not change any row, but index_copy_ needs
-    a target for it.  So the first element with an index in the pool is written once more for each such index."""
+    """Writes the rows that _take_rows took.  An index outside of the pool must not change any row, but index_copy_
+    needs a target row for each index.  So for each index outside, the row of the first element with an index in the
+    pool is written once more."""
     if len(rows):
         count = torch.arange(len(rows), device=rows.device)
         source = torch.where(named, count, named.to(torch.int32).argmax())
@@ -367,8 +369,8 @@ def _put_rows(pool, places, named, rows):
 
 
 def _update_rows(state, indices, update, in_place):
-    """Calls update(pool, ...), which advances the states of a batch.  It works on the rows of `state` that `indices`
-    name if in_place, otherwise on a copy of them."""
+    """Calls update(pool, ...), which advances the states of a batch.  If in_place, update works on the rows of `state`
+    that `indices` name, otherwise on a copy of these rows."""
     if in_place:
         return update(state, slots=indices)
     rows, places, named = _take_rows(state, indices)
@@ -528,7 +530,7 @@ def _is_autocast(tensor):
 
 def _scan_input(B, batch, T, groups):
     """Returns B or C of selective_scan_fn as [B,T,G,N]."""
-    if B.dim() == 2:  # the same for all tokens, another one for each channel
+    if B.dim() == 2:  # [D,N]: the same for all tokens, different in each channel
         return B.expand(batch, T, *B.shape)
     B = B.transpose(1, 2).unsqueeze(2) if B.dim() == 3 else B.permute(0, 3, 1, 2)
     return B if B.shape[2] == groups else B.repeat_interleave(groups // B.shape[2], 2)
@@ -799,7 +801,7 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, re
     activation = function.activation(activation)
     if seq_idx is not None and (initial_states is not None or return_final_states):
         function.unsupported("seq_idx with states")
-    out = final_states_out if return_final_states else None  # else not used there
+    out = final_states_out if return_final_states else None  # the package uses it only then
     function.check(x, weight, bias, seq_idx, initial_states, out)
     function.check_width("weight", weight)
     if out is not None:

@@ -30,7 +30,7 @@ def scan_fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus, cu_seqlens=Non
 
 def scan_bwd(u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softplus, recompute_out_z, cu_seqlens=None):
     """Returns the gradients of u, delta, A, B, C, D and delta_bias.  With z it also returns dz, in the memory given for
-    dz if any, and with recompute_out_z y.  It does not use scan_fwd's results x and out."""
+    dz if any, and with recompute_out_z y.  The function does not use scan_fwd's results x and out."""
     from . import selective_scan_fn
     leaves = _leaves((u, delta, A, B, C, D, delta_bias, z))
     with torch.enable_grad():

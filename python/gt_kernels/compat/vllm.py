@@ -9,8 +9,8 @@ the environment has GT_KERNELS_VLLM=1.  The functions also work without vLLM.
 Arguments have vLLM's names, order and defaults.  A state is a row of a pool and is updated in place.  A pool may have
 any floating dtype and any strides.  Packed rows are not copied if they are float32, or in a step and in a prefill of a
 convolution also if they have 16 bits.  selective_scan_step also needs the rows one after another, and prefill of
-Mamba-1 always copies.  An index equal to null_block_id or outside the pool is padding: its state is neither read nor
-written, and its output is 0 or comes from a state of zeros.  No call waits for the device.
+Mamba-1 always copies.  An index equal to null_block_id or outside the pool is padding.  Its state is neither read nor
+written.  Its output is 0 or comes from a state of zeros.  No call waits for the device.
 
 A bad argument raises ArgumentError, and an unsupported one UnsupportedError, before a state changes.  Mamba-1's prefix
 cache with a state in every block is not supported (block_idx_first_scheduled_token, block_idx_last_scheduled_token,

@@ -25,8 +25,8 @@ For every function
   recompute  True: forward saves only its inputs for backward, and backward computes the rest again.
   Steps      return (y, state).  XLA updates the memory of the state in place if the caller donates it.
   Transforms jit, grad, scan, checkpoint, vmap and shard_map over batch and heads.  If only activations and
-             states are mapped, vmap makes one larger call.  It loops over calls for mapped parameters, packed sequences,
-             slots and gradients of parameters.
+             states are mapped, vmap makes one larger call.  For mapped parameters, packed sequences, slots and
+             gradients of parameters, vmap loops over calls.
   Results    repeat bit for bit.
   Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.  They name
              the function and its argument, before anything runs.  The functions refuse gradients of gradients; JAX
@@ -266,7 +266,8 @@ def add_norm(x, residual=None, gamma=None, beta=None, *, norm="rms", eps=1e-5, s
     """Returns (y, sum), where sum = x + residual and y = norm(sum) gamma + beta.  x residual [...,D], gamma beta [D].
     The norm reads the sum before it is rounded.  y has the dtype of x.  sum is float32 if residual is float32 or if
     sum_in_fp32 is set; otherwise it has the dtype of x.  Gradients pass through both.  With reads_sum, backward reads
-    the rounded sum instead of x and residual.  It keeps x only if sum has another dtype, and never residual."""
+    the rounded sum instead of x and residual.  The call saves x only if sum has another dtype, and never saves
+    residual."""
     check = _Options("add_norm")
     sum_dtype = c.GT_F32 if check.flag("sum_in_fp32", sum_in_fp32) else c.GT_DTYPE_DEFAULT
     if sum_dtype and jnp.issubdtype(getattr(residual, "dtype", int), jnp.floating):

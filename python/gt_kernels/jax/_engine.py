@@ -1,8 +1,9 @@
 """The operators as JAX primitives, gt_kernels_OP_PASS, whose lowering is a call of the library's handler for XLA.
 
-Primitives, because each has rules of its own: vmap merges the new axis with the batch, and second derivatives are
-refused by name.  The library gives the sizes of `saved` and workspace while a call is traced.  Both are results of the
-call, so XLA owns their memory.  Function.__call__ checks arguments and puts a custom_vjp around the primitives.
+They are primitives, because primitives may have rules of their own.  The rule of vmap merges the new axis with the
+batch.  The rule of derivatives refuses second derivatives and names the operator.  The library gives the sizes of
+`saved` and workspace while a call is traced.  Both are results of the call, so XLA owns their memory.
+Function.__call__ checks arguments and puts a custom_vjp around the primitives.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ from .._shapes import Shapes
 
 DTYPES = {"float32": c.GT_F32, "bfloat16": c.GT_BF16, "float16": c.GT_F16}
 PACKED = ("cu_seqlens", "seq_count")
-MEMORY = ("saved", "workspace")  # results of bytes
+MEMORY = ("saved", "workspace")  # results that are arrays of bytes
 _UNUSED_BY_BACKWARD = {("rmsnorm_linear", "bias"), ("norm_mix", "residual"), ("add_norm", "beta")}
 _PUBLIC = {"state_in": "state", "state_out": "state", "conv_state_in": "conv_state", "conv_state_out": "conv_state",
            "wkv6_state_in": "wkv_state", "ssd_state_in": "ssm_state", "wkv6_state_out": "wkv_state",
@@ -48,7 +49,7 @@ _register()
 
 @functools.lru_cache(None)
 def has_gpu():
-    """Whether calls of this process may run kernels: then memory is sized for them, also in calls on the CPU."""
+    """Whether calls of this process may run kernels.  If so, memory is sized for kernels, also in calls on the CPU."""
     try:
         return bool(jax.devices("cuda")) and c.gt_device_supported(-1) == c.GT_OK
     except RuntimeError:
@@ -56,7 +57,7 @@ def has_gpu():
 
 
 def _aval(like, shape, dtype):
-    """An abstract array that varies over the mesh axes that `like` varies over, of the same mesh."""
+    """Returns an abstract array that varies over the same axes of the same mesh as `like`."""
     aval = jax.core.ShapedArray(shape, dtype)
     if getattr(like, "sharding", None) is not None:
         spec = jax.sharding.PartitionSpec(*(None,) * len(shape))
@@ -74,8 +75,8 @@ def _axes(array):
 
 
 def _vary(arrays):
-    """Arrays in a shard_map that vary over the same axes of its mesh, so that gradients of those shared by devices are
-    summed over the devices."""
+    """Makes all arrays in a shard_map vary over the same axes of its mesh.  Then JAX sums the gradient of an array that
+    devices share over these devices."""
     given = [array for array in arrays if array is not None]
     axes = frozenset().union(*map(_axes, given))
     if not axes:
@@ -91,8 +92,8 @@ def _vary(arrays):
 
 
 class Call:
-    """A pass of an operator as a primitive.  Parameters of the primitive: operands and results, the fields of the
-    struct that its inputs and outputs are; options, their values in the order of the operator's."""
+    """A pass of an operator as a primitive.  Parameters of the primitive: operands and results, the struct's fields of
+    its inputs and outputs; options, the values of the operator's options, in their order."""
 
     def __init__(self, shapes, name):
         self.shapes, self.operator, self.name = shapes, shapes.operator, name
@@ -181,7 +182,7 @@ class Call:
         return next((t for t in self.operator.tensors if gradient(t.field) == field and field not in self.words), None)
 
     def memory(self, struct, fields):
-        """Asks the library, for tensors as well aligned as XLA's are."""
+        """Asks the library for the sizes of `saved` and workspace, for tensors aligned as XLA aligns them."""
         for field in fields:
             if field not in MEMORY:
                 put(struct, field, 256)
@@ -199,7 +200,7 @@ class Call:
     def lower(self, context, *values, operands, results, options):
         attributes = {field: (np.float32 if kind == "float" else np.int64)(value)
                       for (field, kind), value in zip(self.operator.options, options)
-                      if field != "sum_dtype"}  # which follows from the buffers
+                      if field != "sum_dtype"}  # the handler takes sum_dtype from the buffers
         outputs = [self.in_place(field) if "slots" in operands else field for field in operands]
         aliases = {i: results.index(field) for i, field in enumerate(outputs) if field in results}
         rule = jax.ffi.ffi_lowering(self.target, operand_output_aliases=aliases)
@@ -214,15 +215,16 @@ class Call:
                "gradients of gradients are not supported", c.GT_ERROR_UNSUPPORTED)
 
     def is_of_batch(self, field, shape):
-        """Whether the first index counts batch elements or rows, of an array without vmap's index."""
+        """Whether the first index of an array counts batch elements or rows.  `shape` lacks vmap's index."""
         tensor = self.by_field.get(field) or self.tensor_of_gradient(field) or \
             self.by_field.get(field.replace("state_out", "state_in"))
         words = tensor.shapes[0] if tensor else self.words.get(field, "B")  # integers of steps: [B]
         return words[0] in "BM" or (words[0] == "@" and len(shape) == len(words))
 
     def batch(self, arrays, axes, *, operands, results, options):
-        """vmap.  Of calls whose parameters are the same, one larger call; else, and for the gradients of parameters, a
-        loop.  What forward has saved is for the batch that it had, so backward does without."""
+        """The rule for vmap.  Calls whose parameters are the same become one larger call.  Other calls, and gradients
+        of parameters, run in a loop.  Backward does not use `saved`, which fits only the batch of its own forward
+        call."""
         count = next(array.shape[axis] for array, axis in zip(arrays, axes) if axis is not None)
         arrays = [array if axis is None else jnp.moveaxis(array, axis, 0) for array, axis in zip(arrays, axes)]
         inputs = [(field, array, axis is not None) for field, array, axis in zip(operands, arrays, axes)
@@ -305,7 +307,7 @@ class Function:
         refuse(f"gt_kernels.jax.{function}", f"{_PUBLIC.get(name, name)} {text}", status)
 
     def convert(self, function, fields, arrays):
-        """Arrays of the dtypes that the library takes."""
+        """Converts arrays to the dtypes that the library takes."""
         kinds = {tensor.field: tensor.kind for tensor in self.operator.tensors}
         first, result = None, []
         for field, array in zip(fields, arrays):
@@ -333,7 +335,9 @@ class Function:
                 right = "float32, bfloat16 or float16" if first.name not in DTYPES else str(first)
                 self.refuse(function, name, f"has dtype {array.dtype}: must be {right}", c.GT_ERROR_DTYPE)
             if kind == "f" and ("state_out" in field or ("state_in" in field and "slots" in fields)):
-                right = DTYPES if self.operator.state_dtype(field) else ("float32",)
+                # a step rounds states only if its parameters may have 16 bits; a pool of conv_ssd has its own dtype
+                is_step, types = function.endswith("_step"), self.operator.state_dtype(field)
+                right = DTYPES if types and (not is_step or self.operator.parameter_dtype) else ("float32",)
                 if array.dtype.name not in right:
                     self.refuse(function, name, f"has dtype {array.dtype}: must be {' or '.join(right)}",
                                 c.GT_ERROR_DTYPE)
@@ -345,7 +349,8 @@ class Function:
         return result
 
     def integers(self, function, name, array):
-        """int32.  A number beyond it becomes the nearest one there, so that it stays out of range."""
+        """Converts an array to int32.  A number beyond int32 becomes the nearest int32, so that it stays out of
+        range."""
         if not jnp.issubdtype(array.dtype, jnp.integer):
             self.refuse(function, name, f"has dtype {array.dtype}: must be int32 or int64", c.GT_ERROR_DTYPE)
         if array.dtype.itemsize == 8:
@@ -418,7 +423,7 @@ class Function:
         return tuple(found[field] for field in self.outputs)
 
     def forward(self, options, final_state, arrays, is_saved):
-        """(outputs that the user gets, what forward saved, each y)"""
+        """Returns (the outputs that the user gets, the array `saved` or None, each y)."""
         operands = [(field, array) for field, array in zip(self.names, arrays) if array is not None]
         wanted = self.outputs if final_state else self.ys
         saved = ("saved",) * (is_saved and self.operator.has_saved)
@@ -435,13 +440,14 @@ class Function:
 
     @staticmethod
     def stand_in(arrays, total):
-        """arrays for backward of add_norm, which reads the sum, `total`, and of x and residual no more than the shape
-        and dtype."""
+        """Returns arrays for the backward pass of add_norm.  Backward reads the sum, `total`.  Of x and residual it
+        needs only shape and dtype."""
         x, residual, *others = arrays
         return (total if x.dtype == total.dtype else x, None if residual is None else total, *others)
 
     def reads(self, arrays, options):
-        """Whether backward reads the sum, by an option, or y: kernels of bfloat16 make dz of it."""
+        """Whether backward reads an output: the sum, if the option reads_sum is set; or y, from which kernels of
+        bfloat16 compute dz."""
         if self.reads_sum is not None:
             return bool(options[self.reads_sum])
         z = [array for field, array in zip(self.names, arrays) if leaf(field) == "z" and array is not None]
@@ -469,7 +475,8 @@ class Function:
                      for field, array in given)
 
     def same_gradient(self, arrays):
-        """The tensor whose gradient is another's, since both have one dtype; None: there is none."""
+        """Returns the tensor that gets the gradient of another tensor, because both have the same dtype.  None: there
+        is none."""
         one, other = self.operator.same_gradient or (None, None)
         is_same = one and arrays[one] is not None and arrays[one].dtype == arrays[other].dtype
         return one if is_same else None

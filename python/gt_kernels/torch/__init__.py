@@ -40,8 +40,8 @@ For every function
   Results    repeat bit for bit.  Gradients of gradients are not supported.
   Transforms torch.func and forward-mode derivatives work or raise an error; no tangent is lost.
   Numbers    eps and scale must be positive in float32; 0 does not mean a default.  Integer tensors are int32 or int64.
-             An int64 value beyond int32 counts as out of range: as a slot its sequence is skipped, and in cu_seqlens it
-             is refused.
+             An int64 value beyond int32 counts as out of range.  A sequence with such a slot is skipped; such a value
+             in cu_seqlens is refused.
   Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.  They name
              the function that was called and its argument.
 
@@ -179,8 +179,8 @@ def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softp
         snapshots=None, snapshot_every=0):
     """Mamba-2's state space duality.  x z [B,T,H,P], dt [B,T,H], A dt_bias [H], Bm Cm [B,T,G,N], Dskip [H] or [H,P],
     state [B,H,P,N] -> y [B,T,H,P].  The time step is dt + dt_bias, or with softplus=True the softplus of this sum.
-    dt_limit = (smallest, largest) then clamps it.  z gates y with SiLU; in bfloat16 on a GPU backward computes the
-    gradient of z from y, so y must not be changed in place before backward."""
+    dt_limit = (smallest, largest) then clamps it.  z gates y with SiLU.  In bfloat16 on a GPU, backward computes the
+    gradient of z from y.  So do not change y in place before backward."""
     return _call("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
                  (_flag("ssd", "softplus", softplus), *_dt_limit("ssd", dt_limit),
                   _int("ssd", "segments", segments)), final_state, recompute, slots, starts_zero, (snapshots,),

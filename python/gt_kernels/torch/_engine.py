@@ -6,9 +6,9 @@ CUDA tensors run the kernels, on the current stream with memory from PyTorch's a
 call is planned once for its shapes, strides, dtypes and options (_plan.py).  A later call with the same plan costs a
 look-up, the allocation of outputs, and the C call.
 
-Engine.call skips PyTorch's dispatcher if only autograd could come between the call and the kernel: no mode, transform,
-trace, profiler or subclass of Tensor is active.  The dispatcher's path through Python costs more than the rest of a
-call.
+Engine.call skips PyTorch's dispatcher if nothing but autograd could come between the call and the kernel.  Then no
+mode, transform, trace, profiler or subclass of Tensor is active.  The dispatcher's path through Python costs more than
+the rest of a call.
 """
 
 import ctypes
@@ -120,11 +120,11 @@ class Engine:
         # The indices, among the outputs, of each y or sum that backward may read (reads_y, reads_sum), and their names.
         self.kept = [i for i, output in enumerate(operator.outputs)
                      if output.like and reads(output.field) in operator.fields]
-        # where the option lies by which it reads the sum; None: the engine decides
+        # The index of the option reads_sum.  None: the operator lacks this option, and the engine decides.
         self.reads_sum = next((i for i, (field, _) in enumerate(operator.options) if field == "reads_sum"), None)
         kept = tuple(schema_name(operator.outputs[i].field) for i in self.kept)
-        # The tensors of each call, in the order of its schema.  In the schema follow the options, then the outputs
-        # wanted.
+        # The tensors of each call, in the order of its schema.  Behind the tensors a schema has the options, then the
+        # wanted outputs.
         self.names = {"infer": inputs + packed, "forward": inputs + packed,
                       "backward": (*gradients, *saved, *kept) + inputs + packed}
         states = self.planner.state_in_place
@@ -214,9 +214,9 @@ class Engine:
         torch.library.register_fake(f"gt_kernels::{name}", lambda *arguments: self.fake(call, arguments), lib=_library)
 
     def add_autograd(self, call, context=None, backward=None):
-        """Registers autograd, like torch.library.register_autograd.  But if no other dispatch key is active
-        below autograd, it calls the kernel directly, which saves a pass through the dispatcher.  Without `backward`, gradients are
-        refused; tangents are always refused."""
+        """Registers autograd, like torch.library.register_autograd.  But if no other dispatch key is active below
+        autograd, the kernel is called directly, which saves a pass through the dispatcher.  Without `backward`,
+        gradients are refused; tangents are always refused."""
         operator = getattr(getattr(torch.ops.gt_kernels, f"{self.name}_{call}"), "default")
 
         count = len(self.names[call])
@@ -458,7 +458,7 @@ class Engine:
         return options + (bool(final_state),) * self.state_count + (not recompute,) * self.operator.has_saved
 
     def find_seen(self, key, tensors):
-        """The stored checks of `key`.  Returns none if a tensor is nested, because PyTorch's check would end the
+        """The stored checks of `key`.  If a tensor is nested, returns no checks, because PyTorch's check would end the
         process."""
         seen = self.seen.get(key, ())
         if seen:
@@ -582,8 +582,8 @@ class Engine:
     # ---- autograd ----
 
     def keep(self, tensors, outputs, options=()):
-        """Each output that backward may read, or None.  An option says so for the sum of add_norm.  On a GPU backward in
-        bf16 computes dz from y."""
+        """Returns each output if backward may read it, otherwise None.  Backward reads the sum of add_norm if the
+        option reads_sum is set.  On a GPU backward in bf16 computes dz from y."""
         if not self.kept:
             return ()
         if self.reads_sum is not None:
@@ -594,7 +594,7 @@ class Engine:
         return [outputs[i] if keeps else None for i in self.kept]
 
     def save(self, ctx, tensors, saved, outputs):
-        """The tensors that backward needs.  For add_norm the sum replaces its parts."""
+        """Saves the tensors that backward needs.  With reads_sum, the sum of add_norm replaces x and residual."""
         kept = self.keep(tensors, outputs, ctx.options)
         if self.reads_sum is not None and ctx.options[self.reads_sum]:
             ctx.dtype, tensors = tensors[0].dtype, (None, None, *tensors[2:])
@@ -602,8 +602,9 @@ class Engine:
 
     @staticmethod
     def stand_in(values, total, dtype, needed):
-        """values, as C functions check them, for add_norm that has kept its sum, `total`, and not x and residual."""
-        x = total if total.dtype == dtype else torch.empty_like(total, dtype=dtype)  # which nobody reads
+        """Returns values for the backward pass of add_norm if forward has kept the sum, `total`, instead of x and
+        residual.  The C function checks these tensors, but reads only the sum."""
+        x = total if total.dtype == dtype else torch.empty_like(total, dtype=dtype)  # nothing reads its elements
         return (x, total if needed[1] else None, *values[2:])
 
     def autograd_context(self, ctx, arguments, output):
@@ -630,7 +631,7 @@ class Engine:
             return (None,) * len(needed)
         if self.reads_sum is not None and ctx.options[self.reads_sum]:
             values = self.stand_in(values, kept[0], ctx.dtype, needed)
-        dys = [values[0].new_zeros(shape) if dy is None and output.kind == "x" else dy  # the loss uses other results
+        dys = [values[0].new_zeros(shape) if dy is None and output.kind == "x" else dy  # the loss does not use y
                for output, shape, dy in zip(self.operator.outputs, shapes, gradients)]
         needs = {gradient(tensor.field): need for tensor, need in zip(self.operator.tensors, needed)}
         same = self.same_gradient(values, needs)
@@ -654,7 +655,7 @@ class Engine:
         return tuple(results)
 
     def same_gradient(self, values, needs):
-        """The gradient that another tensor's serves for; None: there is none."""
+        """Returns the gradient that equals the gradient of another tensor.  None: there is none."""
         if not self.operator.same_gradient:
             return None
         (one, other), names = self.operator.same_gradient, self.inputs

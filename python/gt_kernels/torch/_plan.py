@@ -232,12 +232,12 @@ class Planner(Shapes):
                 own = "snapshot_dtype"
             if own or (call == "step" and kind == "P"):
                 right = tuple(DTYPES)
-            if name == "conv_snapshots":  # have the dtype of conv_state, which has set conv_state_dtype
+            if name == "conv_snapshots":  # must have the dtype of conv_state, which has set conv_state_dtype
                 state, own = given.get("conv_state_out"), None
                 right = (torch.float32 if state is None else state.dtype,)
             if call == "step" and kind == "P":
                 right = parameters = parameters or (right if value.dtype not in right else (value.dtype,))
-            if kind == "w":  # all of one field have one dtype
+            if kind == "w":  # all tensors that share a field of the struct have one dtype
                 first = right if value.dtype not in right else (value.dtype,)
                 right = companions.setdefault(companion(self.field_of[name]), first)
             if value.dtype not in right:

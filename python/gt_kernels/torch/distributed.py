@@ -31,8 +31,9 @@ Window of conv1d
             of all tokens follows.
 conv_ssd    runs conv1d, then ssd; backward runs ssd, then conv1d.
 Errors      A message of forward begins with 8 (14 + ranks) bytes: sizes, dtypes, tokens, lengths, a hash of cu_seqlens.
-            If values differ, all ranks refuse the call and report both.  On a GPU only calls with new values wait and
-            compare.  A call with new sizes makes one more exchange, because the length of a message depends on sizes.
+            If two values differ, all ranks refuse the call and report both values.  On a GPU only calls with new values
+            wait and compare.  A call with new sizes makes one more exchange, because the length of a message depends on
+            sizes.
 """
 
 import bisect
