@@ -1,7 +1,6 @@
 /* gt_kernels 0.2.0 - CUDA kernels for RWKV-6 / Mamba-2 hybrid models, forward and backward.  Each
  * operator has a CPU twin, a plain C function that states its mathematics; tests compare the kernels with the twin.
- * Header-only (this file, the .cuh files beside it and the folder gt/).  MIT licence: see LICENSE.  It depends only on
- * the CUDA Toolkit.
+ * Header-only (this file, the .cuh files and the folder gt/).  MIT: see LICENSE.  It needs only the CUDA Toolkit.
  *
  *   Use it from C (C99 or newer) or C++ (C++11 or newer), no CUDA header needed:
  *
@@ -25,8 +24,7 @@
  *   GT_WITHOUT_F16 leave out kernels for activations of that dtype.  GT_WITHOUT_N32, _N64 and _N128 leave out kernels
  *   of wkv6 for heads of 32, 64 or 128, and of ssd, conv_ssd and selective_scan for N up to 32, 33 to 64, and above 64.
  *   A call whose kernels are left out runs the kernels for any size, which are slower.  selective_scan, conv1d and wkv4
- *   lack kernels for any size: for a dtype that is left out they return GT_ERROR_UNSUPPORTED.  The norms keep all
- *   their kernels.
+ *   lack kernels for any size: for a dtype that is left out they return GT_ERROR_UNSUPPORTED.  Norms keep all kernels.
  *
  *   | operator       | passes                   | what it is                                      |
  *   |----------------|--------------------------|-------------------------------------------------|
@@ -101,13 +99,12 @@
  *            the chunk's first token on; backward may spoil the gradients of all tokens of the chunk.
  *            In conv_ssd the convolution first spreads a number at token t of xBC to the tokens t ... t+W-1, also dxBC.
  *   Spoilt   outputs are NaN, infinite, or finite and wrong.  Where the twins spoil one channel of a token and head, or
- *            one channel of a state, the kernels may spoil all channels.
+ *            one channel of a state, the kernels may spoil all channels.  In `mixed`, a number of ssd has ssd's heads.
  *   Sums     such as parameter gradients are spoilt for the head, group or channel of the number.
  *   Never    spoilt: other batch elements, packed sequences and rows, and heads that do not share the number.  All
  *            heads of a group share B and C, and dB and dC are sums over these heads.
  *   Hidden   a NaN of an input makes a kernel's output NaN or infinite wherever it makes the twin's so.  One exception:
- *            where a decay becomes 0 in fp32, the kernels may drop a NaN before that token.  The twins compute 0 times
- *            NaN there.
+ *            where a decay becomes 0 in fp32, kernels may drop a NaN before that token.  The twins compute 0 NaN there.
  *   Large    kernels of ssd, wkv_ssm and conv_ssd may turn an infinite dt into a finite number above 10^30, and in fp32
  *            any infinity: see gt_ssd_args. */
 #ifndef GT_KERNELS_H
@@ -388,8 +385,7 @@ static inline float gt_f16_to_f32(uint16_t bits);
  *     dr_t = S_{t-1} dy_t + b_t u.k_t               dk_t = G_t v_t + b_t u.r_t
  *     dv_t = G_t^T k_t + (sum_n r u k) dy_t          du  = sum_{b,t} b_t r_t.k_t
  *     G_{t-1} = diag(d_t) G_t + r_t dy_t^T
- *     dw_t = dL/dw_t.  For log decays d_t . rowsum(G_t . S_{t-1}); for raw decays the same times -exp(w_t), and 0
- *            where d_t is 0
+ *     dw_t = dL/dw_t.  For log decays d_t . rowsum(G_t . S_{t-1}); for raw decays that times -exp(w_t); 0 if d_t = 0
  * Every decay is valid, including an exact 0; nothing is clamped.  With T = 0 the state is copied.
  * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any.
  * Backward needs the least workspace if `saved` is given and rows of dv (N = 128: also of dk) are aligned to 16 bytes,
@@ -465,8 +461,7 @@ typedef struct gt_wkv6_args {
      * element's rounding_steps[b], and the place of the number in the state (see gt/recurrence/rounding.h).  They do
      * not depend on the batch, the pool row or the kernel.  So a sequence's results repeat if its step is the number of
      * tokens so far.  Elements with the same step share random numbers, and so do layers with the same seed: give each
-     * layer its own seed.  Both arrays lie in device memory, so that a replayed graph reads new values.  Give both or
-     * neither. */
+     * layer its own seed.  Both arrays lie in device memory, so a replayed graph reads new values.  Both or none. */
     const int32_t *rounding_seed;  /* in  [2] */
     const int32_t *rounding_steps; /* in  [B]; packed: [seq_capacity], the first *seq_count are read */
     /* step only, with states of int8, which need it.  A row of a state has one fp32 scale: a number of the state is q
@@ -645,8 +640,7 @@ GT_FUNCTION gt_status gt_ssd_join_backward(const gt_ssd_args *args, gt_stream st
 /* The workspace of backward depends on the kernels of the call, and so on the alignment of the tensors.  A NULL pointer
  * counts as aligned: set unaligned pointers before the query, or the answer may be too small.  The workspace also
  * depends on z and dx.  With z, some kernels first compute dy silu(z), which has as many bytes as y.  They keep it in
- * the memory of dx, which they write last.  If dx is NULL, if there are few tokens, and in segment_backward, they keep
- * it in workspace. */
+ * the memory of dx, which they write last.  Without dx, with few tokens and in segment_backward they use workspace. */
 GT_FUNCTION gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_ssd_forward(const gt_ssd_args *args);
@@ -662,8 +656,7 @@ GT_REF_FUNCTION gt_status gt_ref_ssd_join_backward(const gt_ssd_args *args);
  *     h_t[n] = exp(Delta_t A[d,n]) h_{t-1}[n] + Delta_t u_t Bm_t[n]     h_0 = state_in
  *     y_t    = (sum_n h_t[n] Cm_t[n] + Dskip u_t) silu(z_t)              without z: no gate
  * Delta A may be above 0 (A > 0, or Delta < 0 without softplus): then the state grows.  Results are accurate while the
- * sum of Delta A over any 64 tokens is at most 40.  Beyond that, a result may be infinite, but it is not NaN if the
- * true number fits fp32.
+ * sum of Delta A over any 64 tokens is at most 40.  Beyond that, a result may be infinite, but not NaN if it fits fp32.
  * Source: Gu and Dao 2023, "Mamba", arXiv:2312.00752, section 3.2 and algorithm 2.
  * The kernels take N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_selective_scan_args {
@@ -940,18 +933,22 @@ GT_REF_FUNCTION gt_status gt_ref_add_norm_backward(const gt_add_norm_args *args)
 
 /* ---- wkv_ssm: wkv6 and ssd of one hybrid block ----------------------------------------------------------
  * The two recurrences of a block that runs both branches on the same tokens (Hymba, Dong et al. 2024,
- * arXiv:2411.13676, section 2.1).  Each branch has its own y, because models mix the branches only after a projection
- * of each.  The results equal gt_wkv6_... and gt_ssd_... bit for bit, with the same `segments`.
+ * arXiv:2411.13676, section 2.1).  Each branch has its own y.  The results equal gt_wkv6_... and gt_ssd_... bit for
+ * bit, with the same `segments`.
  *
  * Fill wkv6 and ssd as for the two separate calls.  Fields that both share are in this struct and stay 0 in those:
  * B, T, dtype, state_in_shared, accumulate, segments, cu_seqlens, seq_count, seq_capacity, slots, slot_capacity,
  * tokens, commit, saved, workspace and their bytes.  The fields of pieces (decay_out, pieces, piece_...) also stay 0.
  *
- * A caller has one query, one workspace and one saved buffer, and the arguments of both operators are checked before
- * either is launched.  The kernels of both form one chain on the given stream: a kernel that can wait for its
- * predecessor starts before the predecessor ends.  Backward adds rows of both operators in one launch, if there
- * are at most four such sums.  All other kernels belong to one operator, and take the arguments that they take alone.
- * A step is two launches, and the kernels of both branches run side by side. */
+ * Mixed    if `mixed` is set, the call also adds the branches; wkv6.H wkv6.V must then equal ssd.H ssd.P:
+ *              mixed = residual + gain_wkv . wkv6.y + gain_ssm . ssd.y
+ *          Gains are per channel.  wkv6's kernel adds its own y in fp32 and ssd.y as stored, and rounds once.  It
+ *          stores wkv6.y unless NULL.  Backward takes dmixed in place of both dy: they are gain . dmixed, rounded to
+ *          dtype.  It reads wkv6.y and ssd.y only for dgain_wkv and dgain_ssm.
+ * A caller has one query, one workspace and one saved buffer; all arguments are checked before any launch.  The kernels
+ * of both form one chain on the given stream: a kernel that can wait for its predecessor starts before that ends.
+ * Backward adds rows of both operators in one launch, if there are at most four such sums.  All other kernels belong to
+ * one operator, as in calls of it alone.  A step is two launches; the kernels of both branches run side by side. */
 typedef struct gt_wkv_ssm_args {
     int64_t B, T;                          /* of both operators, as all fields here except the two structs */
     gt_dtype dtype;                        /* wkv6.w_dtype and ssd.dt_dtype may differ */
@@ -965,6 +962,11 @@ typedef struct gt_wkv_ssm_args {
     const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
     gt_wkv6_args wkv6;
     gt_ssd_args ssd;
+    const float *gain_wkv, *gain_ssm; /* in  [wkv6.H,V] and [ssd.H,P], NULL = 1 */
+    const void *residual, *dmixed;    /* in  [B,T,wkv6.H,V]; NULL = 0; dmixed: backward, also residual's gradient */
+    void *mixed;                      /* out [B,T,wkv6.H,V]  forward, step; may equal residual */
+    float *dgain_wkv, *dgain_ssm;     /* out, shapes of the gains, accumulate */
+    gt_stride residual_stride, mixed_stride, dmixed_stride;
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -975,9 +977,8 @@ typedef struct gt_wkv_ssm_args {
 GT_FUNCTION gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: wkv6: r k v w dy; ssd: x dt A Bm Cm dy. */
 GT_FUNCTION gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream stream);
-/* Processes 1 to 16 new tokens per batch element, as gt_wkv6_step and gt_ssd_step do: writes both y and updates both
- * state_out in place.  The results equal the two calls bit for bit.  No workspace.  Required: wkv6: r k v w y
- * state_out; ssd: x dt A Bm Cm y state_out. */
+/* Processes 1 to 16 new tokens per batch element, as gt_wkv6_step and gt_ssd_step do, bit for bit: writes both y and
+ * updates both state_out in place.  No workspace.  Required: as forward, and both state_out. */
 GT_FUNCTION gt_status gt_wkv_ssm_step(const gt_wkv_ssm_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need);
 /* Writes "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ...", with the texts of the two calls.  If a step can
@@ -1085,8 +1086,7 @@ GT_REF_FUNCTION gt_status gt_ref_conv_ssd_step(const gt_conv_ssd_args *args);
  *     A_t = exp(g) A_{t-1} + exp(k_t) v_t        B_t = exp(g) B_{t-1} + exp(k_t)
  * Source: Peng et al. 2023, "RWKV", arXiv:2305.13048, section 3.2 and appendix D.
  * A and B are kept as a exp(p) and b exp(p), so that no exponential overflows for any finite keys.  A key of minus
- * infinity has no weight; if no token has weight, y is 0.  u and g beyond +-1e30 are taken as +-1e30.  With g above 0
- * old tokens gain weight.
+ * infinity has no weight; if no token has weight, y is 0.  u and g end at +-1e30.  With g > 0 old tokens gain weight.
  * A state is three rows of D numbers, a, b and p, as in RWKV-4.  Any state with b >= 0 is valid.  b = 0 means that
  * there is no token yet, as in a state of zeros.  state_out has b = 1: a is the mean of the values, p the log of the
  * sum of their weights; if no token has weight, all three are 0.  So state_out is a smooth function of the inputs, and

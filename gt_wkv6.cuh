@@ -102,6 +102,21 @@ GT_API gt_status gt_wkv6_step_in(const gt_wkv6_args* args, void* chain) {
     return gt::call_step_on<gt::wkv6::Operator>(args, *static_cast<gt::Chain*>(chain));
 }
 
+static gt::wkv6::MixedArgs gt_wkv6_mixed_args(const gt_wkv6_args* args, const gt_mix* mix) {
+    gt::wkv6::MixedArgs a;
+    static_cast<gt_wkv6_args&>(a) = *args;
+    a.mix = *mix;
+    return a;
+}
+GT_API gt_status gt_wkv6_plan_mixed(int is_query, const gt_wkv6_args* args, const gt_mix* mix, void* plan) {
+    const gt::wkv6::MixedArgs a = gt_wkv6_mixed_args(args, mix);
+    return gt::plan_pass<gt::wkv6::MixedOperator>(GT_FORWARD, is_query, &a, plan);
+}
+GT_API gt_status gt_wkv6_step_mixed(const gt_wkv6_args* args, const gt_mix* mix, void* chain) {
+    const gt::wkv6::MixedArgs a = gt_wkv6_mixed_args(args, mix);
+    return gt::call_step_on<gt::wkv6::MixedOperator>(&a, *static_cast<gt::Chain*>(chain));
+}
+
 static const gt::PathPasses<gt_wkv6_args> gt_wkv6_passes = {
     {gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step, gt_wkv6_segment, gt_wkv6_segment_backward},
     gt::wkv6::why_no_pass_is_faster};
@@ -128,6 +143,14 @@ extern "C" {
 GT_STUBS(wkv6)
 GT_STUB(wkv6, step, GT_STEP)
 GT_STUBS_IN_PARTS(wkv6)
+GT_API gt_status gt_wkv6_plan_mixed(int is_query, const gt_wkv6_args *args, const gt_mix *mix, void *plan) {
+    (void)is_query, (void)args, (void)mix, (void)plan;
+    return gt_no_cuda(gt_op_wkv6(), GT_FORWARD);
+}
+GT_API gt_status gt_wkv6_step_mixed(const gt_wkv6_args *args, const gt_mix *mix, void *chain) {
+    (void)args, (void)mix, (void)chain;
+    return gt_no_cuda(gt_op_wkv6(), GT_STEP);
+}
 
 #ifdef __cplusplus
 }

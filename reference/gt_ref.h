@@ -226,6 +226,10 @@ static inline void ref_copy_state(real *to, const float *from, int64_t offset, i
         memset(to, 0, (size_t)n * sizeof(real));
 }
 
+/* wkv6's forward, or with `step` its step, in a mixed call of wkv_ssm: args->y is the sum (gt_mix). */
+#define gt_ref_wkv6_mixed GT_SYMBOL(ref_wkv6_mixed)
+GT_REF_FUNCTION gt_status GT_REF(wkv6_mixed)(const gt_wkv6_args *args, const gt_mix *mix, int step);
+
 /* ---- calls without tokens --------------------------------------------------------------------
  * In a call without tokens the other sizes may have any value, so no memory and no loop depends on them.  The functions
  * write only states and gradients that the caller gives. */

@@ -83,6 +83,20 @@ static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
     }
 }
 
+/* Stores y of a token or, in a mixed call, the sum that takes its place.  Even the double build rounds y of ssd to the
+ * values that kernels store and read, so that comparisons show the errors of the sum. */
+static void wkv6_store_output(const gt_wkv6_args *a, const gt_mix *mix, int64_t b, int64_t t, int64_t h, real *y) {
+    if (mix && mix->y) ref_store_row(mix->y, a->dtype, ref_at(mix->y_stride, b, t, h), y, a->V);
+    for (int64_t j = 0; mix && j < a->V; j++) {
+        const int64_t c = h * a->V + j;
+        const int64_t at = ref_at(mix->ssm_stride, b, t, c / mix->P) + c % mix->P;
+        const real ssm = ref_rounded(ref_load(mix->ssm, a->dtype, at), a->dtype);
+        const real rest = ref_parameter(mix->residual, a->dtype, ref_at(mix->residual_stride, b, t, h) + j);
+        y[j] = ref_param(mix->gain_wkv, c, 1) * y[j] + (ref_param(mix->gain_ssm, c, 1) * ssm + rest);
+    }
+    ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), y, a->V);
+}
+
 static gt_status wkv6_sequences(const gt_wkv6_args *a, ref_sequences *q) {
     return ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, q);
 }
@@ -91,8 +105,9 @@ static gt_status wkv6_sequences(const gt_wkv6_args *a, ref_sequences *q) {
 
 static int wkv6_has_tokens(const gt_wkv6_args *a) { return a->B > 0 && a->T > 0; }
 
-/* Runs forward, or a step, which updates the states of slots in place.  `a` holds checked arguments. */
-static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
+/* Runs forward, or a step, which updates the states of slots in place.  `a` holds checked arguments.  mix: NULL, or
+ * what a mixed call adds to y. */
+static gt_status wkv6_run(const gt_wkv6_args *a, const gt_mix *mix, int step) {
     int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
     ref_sequences all;
     real *scratch;
@@ -115,6 +130,8 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
             const int64_t row_in = a->state_in_shared ? 0 : q.row;
             const float *const from = step ? a->state_out : q.starts_zero ? NULL : a->state_in;
             ref_clear(q.b, ref_first_cleared(&q), step ? a->T : q.last, h, a->y, a->dtype, a->y_stride, a->V);
+            if (mix && mix->y)
+                ref_clear(q.b, ref_first_cleared(&q), step ? a->T : q.last, h, mix->y, a->dtype, mix->y_stride, a->V);
             if (q.row < 0) continue;
             const int is_int8 = step && a->state_dtype == GT_INT8;
             const ref_int8_rows int8 = {a->state_out,
@@ -141,11 +158,12 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
                 if (t == q.last) break;
                 wkv6_load(a, q.b, t, h, &x);
                 wkv6_output(a, h, &x, S, x.dy);
-                ref_store_row(a->y, a->dtype, ref_at(a->y_stride, q.b, t, h), x.dy, a->V);
+                wkv6_store_output(a, mix, q.b, t, h, x.dy);
                 wkv6_advance(a, &x, S);
             }
         }
         ref_clear_unused(&all, h, a->y, a->dtype, a->y_stride, a->V);
+        if (mix && mix->y) ref_clear_unused(&all, h, mix->y, a->dtype, mix->y_stride, a->V);
     }
     free(scratch);
     return GT_OK;
@@ -299,14 +317,21 @@ gt_status GT_REF(wkv6_forward)(const gt_wkv6_args *args) {
     gt_wkv6_args a;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_wkv6(), GT_FORWARD, GT_HOST, args, &a, &dims);
-    return status != GT_OK ? status : wkv6_run(&a, 0);
+    return status != GT_OK ? status : wkv6_run(&a, NULL, 0);
 }
 
 gt_status GT_REF(wkv6_step)(const gt_wkv6_args *args) {
     gt_wkv6_args a;
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_wkv6(), GT_STEP, GT_HOST, args, &a, &dims);
-    return status != GT_OK ? status : wkv6_run(&a, 1);
+    return status != GT_OK ? status : wkv6_run(&a, NULL, 1);
+}
+
+gt_status GT_REF(wkv6_mixed)(const gt_wkv6_args *args, const gt_mix *mix, int step) {
+    gt_wkv6_args a;
+    gt_dims dims;
+    const gt_status status = gt_prepare(gt_op_wkv6(), step ? GT_STEP : GT_FORWARD, GT_HOST, args, &a, &dims);
+    return status != GT_OK ? status : wkv6_run(&a, mix, step);
 }
 
 gt_status GT_REF(wkv6_segment)(const gt_wkv6_args *args) {

@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-enum { TEST_TENSORS = 48 }; /* the largest number of tensors of an operator */
+enum { TEST_TENSORS = 56 }; /* the largest number of tensors of an operator */
 #define TEST_ALL (~(uint64_t)0)
 
 /* ---- cases ----------------------------------------------------------------------------------- */
@@ -234,6 +234,10 @@ typedef struct test_op {
     test_case large;
     /* Draws random sizes up to about `most`, random flags and absent tensors. */
     void (*draw)(test_random *r, int64_t most, test_case *c);
+    void (*fit)(test_args *args); /* NULL, or makes drawn sizes agree that a call needs equal */
+    /* NULL, or the table by which the library checks a call.  It may be another one than `table` if a required pointer
+     * is NULL. */
+    const gt_op *(*table_of)(const test_args *args, gt_pass pass);
     /* set_fill, if not NULL, sets the distribution of a tensor if the name alone does not decide it.  set_regime, if
      * not NULL, chooses the n-th of several regimes of decays. */
     void (*set_fill)(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map);

@@ -6,9 +6,13 @@
 
 #define DECLARE(op) extern const test_op test_op_##op;
 TEST_OPERATORS(DECLARE)
+#ifndef TEST_VARIANTS
+#define TEST_VARIANTS(X)
+#endif
+TEST_VARIANTS(DECLARE)
 
 #define ADDRESS(op) &test_op_##op,
-const test_op *const test_ops[] = {TEST_OPERATORS(ADDRESS) NULL};
+const test_op *const test_ops[] = {TEST_OPERATORS(ADDRESS) TEST_VARIANTS(ADDRESS) NULL};
 
 const test_op *test_op_of(const char *name) {
     for (int i = 0; test_ops[i]; i++)
@@ -21,10 +25,12 @@ const test_op *test_op_of(const char *name) {
 static int is(const char *a, const char *b) { return !strcmp(a, b); }
 
 double test_constant(const char *tensor) {
-    static const char *const none[] = {"z",          "slots",      "starts_zero", "tokens",        "commit",
-                                       "places",     "cu_seqlens", "seq_count",   "rounding_seed", "rounding_steps",
-                                       "state_scale"};
-    if (is(tensor, "gamma") || is(tensor, "gain_a") || is(tensor, "gain_b")) return 1;
+    static const char *const none[] = {"z",           "slots",      "starts_zero", "tokens",        "commit",
+                                       "places",      "cu_seqlens", "seq_count",   "rounding_seed", "rounding_steps",
+                                       "state_scale", "y"};
+    if (is(tensor, "gamma") || is(tensor, "gain_a") || is(tensor, "gain_b") || is(tensor, "gain_wkv") ||
+        is(tensor, "gain_ssm"))
+        return 1;
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
         if (is(tensor, none[i])) return NAN;
     return 0;

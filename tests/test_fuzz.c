@@ -364,6 +364,11 @@ static void draw_pointers(fuzz *f) {
     for (int z = 0; f->op->tensors[z].name && f->pass == GT_BACKWARD && f->kind != HOSTILE; z++)
         if (test_is(&f->op->tensors[z], "z") && !pointer_of(&f->args, &f->op->tensors[z]))
             put_pointer(f, &f->op->tensors[test_gradient_of(f->op, z)], NULL);
+    for (int i = 0; i < 2 && f->pass == GT_BACKWARD && f->kind != HOSTILE; i++) { /* dgain needs y */
+        const int gain = test_find(f->op, i ? "dgain_ssm" : "dgain_wkv");
+        const int y = test_find(f->op, i ? "ssd.y" : "wkv6.y");
+        if (gain >= 0 && !pointer_of(&f->args, &f->op->tensors[y])) put_pointer(f, &f->op->tensors[gain], NULL);
+    }
 }
 
 static const gt_tensor *any_tensor(fuzz *f) {
@@ -675,7 +680,8 @@ static void check_message(const fuzz *f, gt_status status, gt_pass pass) {
     char function[64];
     const char *text = gt_last_error();
     const int is_query = pass == GT_QUERY;
-    snprintf(function, sizeof function, "gt_%s%s_%s: ", IS_KERNEL || is_query ? "" : "ref_", f->name, pass_names[pass]);
+    snprintf(function, sizeof function, "gt_%s%s_%s: ", IS_KERNEL || is_query ? "" : "ref_", f->op->name,
+             pass_names[pass]);
     expect(f, !strncmp(text, function, strlen(function)) && strlen(text) < 400,
            "the message does not start with the function's name");
     expect(f, status >= GT_ERROR_NULL && strcmp(gt_status_string(status), gt_status_string((gt_status)-1)),
@@ -778,10 +784,12 @@ static void check_large_query(fuzz *f) {
     int count = 0;
     while (f->op->sizes[count].letter) count++;
     draw_large_sizes(f);
+    if (f->top->fit) f->top->fit(&f->args);
     for (int i = 0; query(f, &f->args, &need) != GT_OK; i++) {
         const gt_size *s = &f->op->sizes[below(f, count)];
         const int64_t n = size_at(&f->args, s->offset);
         if (n > 4) put_size(f, s->offset, n / 2);
+        if (f->top->fit) f->top->fit(&f->args);
         if (i < 1000) continue;
         expect(f, 0, "no sizes are small enough for a query");
         return;
@@ -829,8 +837,10 @@ static void start(fuzz *f, int64_t number) {
     f->place_count = 0;
     f->used = 0;
     memset(&f->args, 0, sizeof f->args);
+    f->op = f->top->table();
     draw_sizes(f);
     draw_fields(f);
+    if (f->top->fit && f->kind != HOSTILE) f->top->fit(&f->args);
     draw_rows(f);
 }
 
@@ -915,6 +925,7 @@ static void fuzz_once(fuzz *f, int64_t number) {
     start(f, number);
     furnish(f, &is_short);
     check_query(f);
+    if (f->top->table_of) f->op = f->top->table_of(&f->args, f->pass);
     gt_prepare(f->op, f->pass, GT_HOST, &f->args, &f->filled, &f->dims); /* sets f->dims */
     const int is_large = is_too_large(f);
     promised = gt_prepare(f->op, f->pass, IS_KERNEL ? GT_DEVICE : GT_HOST, &f->args, &f->filled, &f->dims);

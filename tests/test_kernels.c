@@ -176,7 +176,7 @@ static gt_status make_forward(call *k, const gt_op *op, test_args *args, test_ar
     gt_status status;
     for (const gt_tensor *t = op->tensors; t->name; t++) {
         char use = t->use[GT_FORWARD];
-        if ((t->use[GT_BACKWARD] != '-' && use != 'O') || use == '-') continue;
+        if ((t->use[GT_BACKWARD] != '-' && use != 'O' && use != 'o') || use == '-') continue;
         put_pointer(args, t->offset, NULL);
         if (use == 'I') return gt_fail(GT_ERROR_VALUE, "backward does not read %s", t->name);
     }

@@ -238,6 +238,31 @@ static void test_rows_of_conv_ssd(void) {
     test_check(status == GT_OK && need.forward > 0, "conv_ssd: status %d", status);
 }
 
+/* A mixed call launches ssd first, and names its kernels in the order of launches. */
+static void test_mixed_path(void) {
+    static float memory[64];
+    gt_wkv_ssm_args a = {.B = 2,
+                         .T = 300,
+                         .dtype = GT_BF16,
+                         .mixed = memory,
+                         .dmixed = memory,
+                         .segments = 1,
+                         .wkv6 = {.H = 2, .N = 64},
+                         .ssd = {.H = 2, .P = 64, .N = 128}};
+    char text[1024];
+    gt_status status = gt_wkv_ssm_path(&a, text, sizeof text);
+    const char *const ssd = strstr(text, "forward: ssd "), *const sum = strstr(text, "wkv6 forward_mixed_kernel; ");
+    test_check(status == GT_OK && ssd && sum && ssd < sum && strstr(text, "; backward: wkv_ssm unmix_kernel, "),
+               "mixed: '%s' (%d)", text, status);
+    a.residual = (char *)memory + 2; /* not aligned */
+    status = gt_wkv_ssm_path(&a, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, "wkv6 token_kernel; "), "mixed: '%s' (%d)", text, status);
+    a.residual = NULL, a.ssd.P = 32, a.ssd.H = 3;
+    status = gt_wkv_ssm_path(&a, text, sizeof text);
+    test_check(status == GT_ERROR_SIZE && strstr(gt_last_error(), "ssd.H = 3, ssd.P = 32: H V must equal H P"),
+               "mixed: %d: %s", status, gt_last_error());
+}
+
 /* If a grid is too large for the second launch of a step, the call must be refused before the first launch runs. */
 static void test_grid_of_both(void) {
     gt_wkv_ssm_args a = {.B = 70000, .T = 1, .wkv6 = {.H = 70000, .N = 1}, .ssd = {.H = 1, .P = 1, .N = 1}};
@@ -646,6 +671,7 @@ int main(void) {
     test_selective_scan();
     test_steps_of_two();
     test_rows_of_conv_ssd();
+    test_mixed_path();
     test_grid_of_both();
     test_ssd_memory();
     test_group("ssd", "kernels");

@@ -314,6 +314,28 @@ static void test_snapshots(void) {
     }
 }
 
+/* Fields of a mixed call of wkv_ssm are refused by name: handlers have the table of calls that do not mix. */
+static void test_mixed(void) {
+    static const char *const fields[][3] = {{"forward", "mixed", "result"},     {"step", "mixed", "result"},
+                                            {"forward", "residual", "operand"}, {"forward", "gain_wkv", "operand"},
+                                            {"step", "gain_ssm", "operand"},    {"backward", "dmixed", "operand"},
+                                            {"backward", "dgain_wkv", "result"}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        char text[512], name[64], expected[128];
+        call c;
+        memset(&c, 0, sizeof c);
+        if (strcmp(fields[i][2], "result"))
+            operand(&c, fields[i][1], GT_XLA_F32, u, "2 5 2 3");
+        else
+            result(&c, fields[i][1], GT_XLA_F32, u, "2 5 2 3");
+        snprintf(name, sizeof name, "gt_xla_wkv_ssm_%s", fields[i][0]);
+        snprintf(expected, sizeof expected, "%s is not %s %s of this call", fields[i][1],
+                 fields[i][2][0] == 'o' ? "an" : "a", fields[i][2]);
+        CHECK(run(&c, name, "Host", text) == GT_XLA_INVALID_ARGUMENT);
+        CHECK(strstr(text, expected));
+    }
+}
+
 /* Tests conv_ssd with states of two 16-bit types, whose buffers set the two dtypes.  A step takes only fp32. */
 static void test_two_states(void) {
     enum { LONG = 3, H = 2, P = 3, W = 3, CHANNELS = H * P + 2 * N, CONV = CHANNELS * (W - 1), STATE = H * P * N };
@@ -516,6 +538,7 @@ int main(void) {
     test_scan();
     test_pool();
     test_snapshots();
+    test_mixed();
     test_two_states();
     test_sum();
     test_errors();

@@ -37,6 +37,7 @@
 #define gt_op_norm_gate GT_SYMBOL(op_norm_gate)
 #define gt_op_add_norm GT_SYMBOL(op_add_norm)
 #define gt_op_wkv_ssm GT_SYMBOL(op_wkv_ssm)
+#define gt_op_wkv_ssm_mixed GT_SYMBOL(op_wkv_ssm_mixed)
 #define gt_op_conv_ssd GT_SYMBOL(op_conv_ssd)
 #define gt_op_wkv4 GT_SYMBOL(op_wkv4)
 #define gt_enter_part GT_SYMBOL(enter_part)
@@ -45,6 +46,8 @@
 #define gt_wkv6_plan GT_SYMBOL(wkv6_plan)
 #define gt_wkv6_run GT_SYMBOL(wkv6_run)
 #define gt_wkv6_step_in GT_SYMBOL(wkv6_step_in)
+#define gt_wkv6_plan_mixed GT_SYMBOL(wkv6_plan_mixed)
+#define gt_wkv6_step_mixed GT_SYMBOL(wkv6_step_mixed)
 #define gt_wkv6_pass_path GT_SYMBOL(wkv6_pass_path)
 #define gt_ssd_plan GT_SYMBOL(ssd_plan)
 #define gt_ssd_run GT_SYMBOL(ssd_run)
@@ -262,15 +265,29 @@ GT_FUNCTION void gt_enter_part(const char *part);
  * pointer.  If it is not NULL, launches are recorded in the list instead of run on the GPU. */
 GT_FUNCTION void **gt_noted_kernels(void);
 
+/* What wkv6 adds to its output in a mixed call of wkv_ssm (wkv_ssm_table.h).  Its y is then
+ *     residual + gain_wkv . y + gain_ssm . ssm
+ * Channel c of ssm, the output of ssd, is [c / P, c % P]. */
+typedef struct gt_mix {
+    void *y; /* NULL, or memory for y alone */
+    const void *ssm, *residual;
+    const float *gain_wkv, *gain_ssm;
+    gt_stride y_stride, ssm_stride, residual_stride;
+    int64_t P;
+} gt_mix;
+
 /* Functions with which one operator enqueues a pass of another among its own launches: see gt/recurrence/stages.cuh.
  * gt_OP_plan checks the arguments and makes the plan, a PassPlan.  The caller compares the plan's `bytes` and `saved`
  * with its buffers.  If is_query is 1, pointers may be NULL, as in a size query.
  * gt_OP_run launches one stage of the plan.  `stage` is a Stage, `chain` points to a Chain.
  * gt_OP_step_in is gt_OP_step inside the caller's Chain.
- * gt_OP_pass_path writes the part of gt_OP_path that describes one pass. */
+ * gt_OP_pass_path writes the part of gt_OP_path that describes one pass.
+ * gt_wkv6_plan_mixed and gt_wkv6_step_mixed are gt_wkv6_plan of forward and gt_wkv6_step_in, with a gt_mix. */
 GT_FUNCTION gt_status gt_wkv6_plan(gt_pass pass, int is_query, const gt_wkv6_args *args, void *plan);
 GT_FUNCTION gt_status gt_wkv6_run(const void *plan, int stage, void *chain);
 GT_FUNCTION gt_status gt_wkv6_step_in(const gt_wkv6_args *args, void *chain);
+GT_FUNCTION gt_status gt_wkv6_plan_mixed(int is_query, const gt_wkv6_args *args, const gt_mix *mix, void *plan);
+GT_FUNCTION gt_status gt_wkv6_step_mixed(const gt_wkv6_args *args, const gt_mix *mix, void *chain);
 GT_FUNCTION gt_status gt_wkv6_pass_path(gt_pass pass, const gt_wkv6_args *args, char *text, size_t bytes);
 GT_FUNCTION gt_status gt_ssd_plan(gt_pass pass, int is_query, const gt_ssd_args *args, void *plan);
 GT_FUNCTION gt_status gt_ssd_run(const void *plan, int stage, void *chain);
@@ -439,6 +456,7 @@ GT_FUNCTION const gt_op *gt_op_norm_mix(void);
 GT_FUNCTION const gt_op *gt_op_norm_gate(void);
 GT_FUNCTION const gt_op *gt_op_add_norm(void);
 GT_FUNCTION const gt_op *gt_op_wkv_ssm(void);
+GT_FUNCTION const gt_op *gt_op_wkv_ssm_mixed(void);
 GT_FUNCTION const gt_op *gt_op_conv_ssd(void);
 GT_FUNCTION const gt_op *gt_op_wkv4(void);
 

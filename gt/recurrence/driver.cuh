@@ -95,6 +95,7 @@ template <class Operator>
 static inline gt_status prepare(gt_pass pass, const typename Operator::Args* args, typename Operator::Args* a,
                                 Device* device) {
     gt_dims dims;
+    if (args) *a = *args; /* what Args has beyond the struct of the table */
     gt_status status = gt_prepare(Operator::table(), pass, GT_DEVICE, args, a, &dims);
     if (status != GT_OK || (status = Operator::check(*a)) != GT_OK) return status;
     if (a->B == 0) { /* there are neither tokens nor states, nor packed sequences */

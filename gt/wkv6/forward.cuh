@@ -385,9 +385,67 @@ GT_DEV void state_sub_chunk(ConsumerWarp<C>& me, int offset, StrongGroups<C> str
     update_state_warp<C, STRONG_DECAY>(me, offset, strong);
 }
 
+/* ---- mixed calls: the sum of y and ssd's y ------------------------------------------------------------------- */
+
+/* Where the channels of a lane lie at the first token of a span: offsets in the tensors of Mix, and the channel.
+ * volatile: local memory keeps them until y is stored, because no registers are left. */
+struct MixPlace {
+    volatile int64_t ssm, residual, y;
+    volatile int channel;
+
+    /* column: the lane's first column in its head. */
+    GT_METHOD void set(const TensorParams& p, const HeadSpan& span, int column) {
+        const Mix& m = p.mix;
+        const int c = span.h * p.in.V + column;
+        channel = c;
+        ssm = ssm_offset(m, span.b, span.start, c);
+        residual = offset_of(m.residual_stride, span.b, span.start, span.h) + column;
+        y = offset_of(m.y_stride, span.b, span.start, span.h) + column;
+    }
+};
+
+/* Turns y of a lane's two tokens, `first` and first + 1 of the span, into the sum.  The lane's columns are adjacent. */
+template <class C>
+GT_DEV void mix_sub_chunk(const Mix& m, const MixPlace& place, int first, int tokens, float (&y)[C::TILES][4]) {
+    using T = typename C::T;
+    using Four = Vec<T, 4>;
+    GT_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int64_t token = first + half;
+        if (token >= tokens) break;
+        GT_UNROLL
+        for (int k = 0; k < 2 * C::TILES; k += 4) {
+            const int c = place.channel + k;
+            float x[4];
+            Four rest = {};
+            const Four ssm = ldg<Four>(static_cast<const T*>(m.ssm) + place.ssm + token * m.ssm_stride.t + k);
+            if (m.residual)
+                rest = ldg<Four>(static_cast<const T*>(m.residual) + place.residual + token * m.residual_stride.t + k);
+            const float4 ones = {1.0f, 1.0f, 1.0f, 1.0f};
+            const float4 of_wkv = m.gain_wkv ? ldg<float4>(m.gain_wkv + c) : ones;
+            const float4 of_ssm = m.gain_ssm ? ldg<float4>(m.gain_ssm + c) : ones;
+            const float wkv_gain[4] = {of_wkv.x, of_wkv.y, of_wkv.z, of_wkv.w};
+            const float ssm_gain[4] = {of_ssm.x, of_ssm.y, of_ssm.z, of_ssm.w};
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) x[i] = y[(k + i) / 2][2 * half + i % 2];
+            if (m.y) {
+                Four alone;
+                alone.set(x);
+                stg<Four>(static_cast<T*>(m.y) + place.y + token * m.y_stride.t + k, alone);
+            }
+            GT_UNROLL
+            for (int i = 0; i < 4; i++)
+                y[(k + i) / 2][2 * half + i % 2] =
+                    fma_rn(wkv_gain[i], x[i], fma_rn(ssm_gain[i], ssm.get(i), rest.get(i)));
+        }
+    }
+}
+
 /* ---- the kernel --------------------------------------------------------------------------------------------- */
 
-template <class C>
+/* MIXES: y is the sum of a mixed call.  Such calls have kernels of their own, because the sum needs registers that the
+ * others do not have. */
+template <class C, bool MIXES>
 GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
     using E = Element<typename C::T>;
     const int warp = warp_id() - C::PRODUCER_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::PARTS;
@@ -401,6 +459,9 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
     typename C::T* y_row = static_cast<typename C::T*>(p.y) +
                            offset_of(p.y_stride, span.b, span.start + 2 * me.g, span.h) + me.column0 +
                            2 * C::TILES * me.j;
+
+    MixPlace place;
+    if (MIXES) place.set(p, span, me.column0 + 2 * C::TILES * me.j);
 
     /* warp_any() makes the compiler keep the answer in a register, which fp32 cannot spare. */
     const bool scales = p.in.scale != 1.0f, is_scaled = C::TF32X3 ? scales : warp_any(scales);
@@ -430,6 +491,7 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
             }
             mbarrier_arrive(me.empty + buffer * C::BUFFER);
             scale_y(is_scaled, p.in.scale, y);
+            if (MIXES) mix_sub_chunk<C>(p.mix, place, (sub_chunk + i) * SUB_CHUNK + 2 * me.g, span.tokens, y);
             GT_UNROLL
             for (int half = 0; half < 2; half++) {
                 const bool inside = (sub_chunk + i) * SUB_CHUNK + 2 * me.g + half < span.tokens;
@@ -459,9 +521,8 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
-template <class C>
-GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2)
-forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+template <class C, bool MIXES>
+GT_DEV void forward_tensor(const TensorParams& p) {
 #if GT_SM80_KERNELS
     const uint32_t smem = smem_base();
     init_work<C>(smem, block_x());
@@ -469,12 +530,24 @@ forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
         take_work<C>(p, smem, [&](int work) { produce<C, false>(p, smem, work); });
     } else {
         wait_for_chain();
-        take_work<C>(p, smem, [&](int work) { consume<C>(p, smem, work); });
+        take_work<C>(p, smem, [&](int work) { consume<C, MIXES>(p, smem, work); });
     }
 #else
     (void)p;
     __trap();
 #endif
+}
+
+template <class C>
+GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2)
+forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
+    forward_tensor<C, false>(p);
+}
+
+template <class C>
+GT_KERNEL(C::THREADS, C::N == 128 ? 1 : 2)
+forward_mixed_kernel(const GT_GRID_CONSTANT TensorParams p) {
+    forward_tensor<C, true>(p);
 }
 
 } /* namespace wkv6 */

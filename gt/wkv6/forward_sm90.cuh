@@ -17,6 +17,7 @@
  *     makes K visible to the asynchronous proxy (fence_async_proxy) before it arrives at FULL.
  * y = R S still uses mma_tf32, for which a pair of accumulators of S is a right operand.  A left operand of wgmma has
  * another order, and no registers are left to move S.
+ * mixed_hopper_kernel is forward_hopper_kernel with the sum of a mixed call, as forward_mixed_kernel in forward.cuh.
  * states_hopper_kernel computes only S, without r, A and y.  It serves the local pass over segments, and backward if
  * forward has saved no states.  Its states equal forward's bit for bit.
  *
@@ -377,7 +378,7 @@ GT_DEV void add_pairs(const HopperStateWarp<C>& me, int offset, float (&y)[2][4]
     }
 }
 
-template <class C>
+template <class C, bool MIXES>
 GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
     using E = Element<typename C::T>;
     HopperStateWarp<C> me;
@@ -391,6 +392,8 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
     if constexpr (C::MAKES_Y)
         y_row = static_cast<typename C::T*>(p.y) + offset_of(p.y_stride, span.b, span.start + 2 * me.g, span.h) +
                 me.column0 + 2 * C::TILES * me.j;
+    MixPlace place;
+    if (MIXES) place.set(p, span, me.column0 + 2 * C::TILES * me.j);
     const bool is_scaled = warp_any(p.in.scale != 1.0f);
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk++) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) me.store(checkpoints + sub_chunk / SUB_CHUNKS * C::N * C::N);
@@ -412,6 +415,7 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
             typename C::Pairs{smem}.wait_full(sub_chunk);
             add_pairs<C>(me, offset, y);
             scale_y(is_scaled, p.in.scale, y);
+            if (MIXES) mix_sub_chunk<C>(p.mix, place, sub_chunk * SUB_CHUNK + 2 * me.g, span.tokens, y);
         }
         GT_UNROLL
         for (int half = 0; C::MAKES_Y && half < 2; half++) {
@@ -432,7 +436,7 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
-template <class C>
+template <class C, bool MIXES = false>
 GT_DEV void hopper_pass(const TensorParams& p) {
 #if GT_SM90A
     const uint32_t smem = smem_base();
@@ -441,7 +445,7 @@ GT_DEV void hopper_pass(const TensorParams& p) {
         take_work<C>(p, smem, [&](int work) { hopper_produce<C>(p, smem, work); });
     } else {
         wait_for_chain();
-        take_work<C>(p, smem, [&](int work) { hopper_consume<C>(p, smem, work); });
+        take_work<C>(p, smem, [&](int work) { hopper_consume<C, MIXES>(p, smem, work); });
     }
 #else
     (void)p;
@@ -455,6 +459,12 @@ template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
     hopper_pass<C>(p);
+}
+
+template <class C>
+GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
+mixed_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
+    hopper_pass<C, true>(p);
 }
 
 template <class C>

@@ -23,6 +23,7 @@ namespace wkv6 {
 struct TokenParams : PassParams { /* if y is NULL, the kernel does not read r */
     gt_dtype checkpoint_dtype;
     int64_t tiles;
+    Mix mix; /* forward only */
 };
 
 template <int SLICES>
@@ -176,9 +177,11 @@ GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
         for (int step = 0; step < tokens; step++) {
             const int token = REVERSE ? tokens - 1 - step : step;
             const float y = forward_token<SLICES>(smem, token, slice, column, state);
-            if (p.y && slice == 0 && column0 + column < in.V)
-                store_as(p.y, in.dtype, offset_of(p.y_stride, seq.b, first + token, h) + column0 + column,
-                         in.scale * y);
+            if (p.y && slice == 0 && column0 + column < in.V) {
+                float out = in.scale * y;
+                if (!REVERSE && p.mix.ssm) out = mix_element(p.mix, in, seq.b, first + token, h, column0 + column, out);
+                store_as(p.y, in.dtype, offset_of(p.y_stride, seq.b, first + token, h) + column0 + column, out);
+            }
         }
         if (!REVERSE && p.snapshots.data && part % PARTS == PARTS - 1) {
             float* const to =

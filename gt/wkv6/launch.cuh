@@ -84,14 +84,19 @@ static gt_status launch_tensor(const TensorParams& p, const Choice& choice, cons
     if constexpr (!REVERSE && N == 128 && !C::TF32X3) {
         using Hopper = HopperTraits<T, W, true>;
         using HopperStates = HopperTraits<T, W, false>;
-        void (*const kernel)(TensorParams) = p.y ? forward_hopper_kernel<Hopper> : states_hopper_kernel<HopperStates>;
-        if (choice.on_sm90)
-            return run(p.y ? "wkv6 forward_hopper_kernel" : "wkv6 states_hopper_kernel", kernel, blocks,
-                       Hopper::THREADS, Hopper::SMEM, stream, p);
+        void (*const kernel)(TensorParams) = !p.y           ? states_hopper_kernel<HopperStates>
+                                             : p.mix.is_set ? mixed_hopper_kernel<Hopper>
+                                                            : forward_hopper_kernel<Hopper>;
+        const char* const name = !p.y           ? "wkv6 states_hopper_kernel"
+                                 : p.mix.is_set ? "wkv6 mixed_hopper_kernel"
+                                                : "wkv6 forward_hopper_kernel";
+        if (choice.on_sm90) return run(name, kernel, blocks, Hopper::THREADS, Hopper::SMEM, stream, p);
     }
     if (REVERSE || !p.y)
         return run("wkv6 states_tensor_kernel", states_tensor_kernel<States, REVERSE>, blocks, States::THREADS,
                    States::SMEM + (p.rowsums ? States::S_BYTES : 0), stream, p);
+    if (p.mix.is_set)
+        return run("wkv6 forward_mixed_kernel", forward_mixed_kernel<C>, blocks, C::THREADS, C::SMEM, stream, p);
     return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>, blocks, C::THREADS, C::SMEM, stream, p);
 }
 

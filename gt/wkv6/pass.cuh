@@ -148,6 +148,7 @@ struct TensorParams : PassParams {
     bool last_apart;
     bool S_starts_zero; /* reverse pass: S before the first chunk of every sequence is 0 */
     float* G_inverse;   /* reverse pass in f16: [B,H,chunk slots,PARTS,N], RowScale::inverse of G */
+    Mix mix;            /* forward only */
 };
 
 /* ---- the tokens of a block ---------------------------------------------------------------------------------- */

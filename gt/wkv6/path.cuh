@@ -56,8 +56,9 @@ static inline int64_t most_parts(const gt_wkv6_args& a, const Device& device) {
     return segments > chunks ? segments : chunks;
 }
 
-/* Returns the first obstacle that is found, if any.  pass: forward or backward. */
-static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
+/* Returns the first obstacle that is found, if any.  pass: forward or backward.  mix: NULL, or what forward adds. */
+static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const Device& device,
+                                   const gt_mix* mix = nullptr) {
     const gt_dtype x = a.dtype, w = a.w_dtype;
     const int size = size_of(x), w_size = size_of(w);
     const RowRule in[] = {{"r", a.r, a.r_stride, x, 16},
@@ -98,6 +99,16 @@ static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const De
         check_whole("state_out", a.state_out);
         if (pass == GT_FORWARD && a.snapshot_every && a.snapshot_dtype <= GT_F32) /* kernels store fp32 */
             check_whole("snapshots", a.snapshots);
+        if (mix) {
+            const RowRule added[] = {{"ssd.y", mix->ssm, mix->ssm_stride, x, 4 * size},
+                                     {"residual", mix->residual, mix->residual_stride, x, 4 * size},
+                                     {"wkv6.y", mix->y, mix->y_stride, x, 4 * size}};
+            for (const RowRule& rule : added)
+                if (rule.data) check(rule);
+            check_whole("gain_wkv", mix->gain_wkv);
+            check_whole("gain_ssm", mix->gain_ssm);
+            if (!found.reason && mix->P % 8) found = {"ssd.P is not a multiple of 8"}; /* a lane's channels */
+        }
         if (!found.reason && a.slots && a.state_out_stride % 4)
             found = {"are not aligned to", "state_out", nullptr, 16};
     }
@@ -108,8 +119,8 @@ static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const De
     return found;
 }
 
-static inline bool fits_tensor_cores(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
-    return !obstacle_of(a, pass, device).reason;
+static inline bool fits_tensor_cores(const gt_wkv6_args& a, gt_pass pass, const Device& device, const gt_mix* mix) {
+    return !obstacle_of(a, pass, device, mix).reason;
 }
 
 /* Returns whether G fits in the memory of the gradients dv and dk, and the caller wants these gradients. */
@@ -130,11 +141,12 @@ struct Choice {
     bool G_in_outputs; /* backward: see TensorParams::G_rows */
 };
 
-/* pass: forward or backward.  a: prepared arguments; NULL pointers count as aligned. */
-static inline Choice choose(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
+/* pass: forward or backward.  a: prepared arguments; NULL pointers count as aligned.  mix: NULL, or what forward
+ * adds. */
+static inline Choice choose(const gt_wkv6_args& a, gt_pass pass, const Device& device, const gt_mix* mix = nullptr) {
     Choice c = {};
     c.segments = 1;
-    c.on_tensor_cores = fits_tensor_cores(a, pass, device);
+    c.on_tensor_cores = fits_tensor_cores(a, pass, device, mix);
     if (!c.on_tensor_cores) return c;
     c.segments = segments_for(a, device);
     c.on_sm90 = a.N == 128 && a.dtype != GT_F32 && device.runs_sm90a;

@@ -82,6 +82,16 @@ struct PassParams {
     int state_in_shared;
 };
 
+/* What forward and a step of a mixed call of wkv_ssm add to y: see gt_mix in gt/base/op.h.  ssm NULL: nothing. */
+struct Mix {
+    void* y; /* NULL, or where y alone goes.  The sum goes to the call's y */
+    const void *ssm, *residual;
+    const float *gain_wkv, *gain_ssm;
+    gt_stride y_stride, ssm_stride, residual_stride;
+    Divider by_P;
+    bool is_set; /* for the choice of kernels: gt_wkv_ssm_path may have no pointers */
+};
+
 /* ---- from a call's arguments ------------------------------------------------------------------------- */
 
 static inline int size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
@@ -100,6 +110,11 @@ static inline Problem problem_of(const gt_wkv6_args& a) {
     return in;
 }
 
+static inline Mix mix_of(const gt_mix& m) {
+    return {m.y,        m.ssm,        m.residual,        m.gain_wkv,          m.gain_ssm,
+            m.y_stride, m.ssm_stride, m.residual_stride, divide_by((int)m.P), true};
+}
+
 static inline int64_t chunk_slots_of(const gt_wkv6_args& a) { return chunk_slots(sequences_of(a), CHECKPOINT); }
 
 /* ---- device helpers ---------------------------------------------------------------------------------- */
@@ -107,6 +122,23 @@ static inline int64_t chunk_slots_of(const gt_wkv6_args& a) { return chunk_slots
 /* Returns log d for one element of w.  The result is never positive infinity; minus infinity means a decay of exactly
  * 0. */
 GT_DEV float log_decay(const Problem& p, float w) { return p.decay == GT_DECAY_LOG ? w : -exp_accurate(w); }
+
+/* Returns the offset of channel c of a token in Mix::ssm. */
+GT_DEV int64_t ssm_offset(const Mix& m, int64_t b, int64_t t, int c) {
+    int inside;
+    const int head = divide(c, m.by_P, &inside);
+    return offset_of(m.ssm_stride, b, t, head) + inside;
+}
+
+/* Returns the sum for column j of a token and head, in the kernels for any size.  Stores y alone if the call wants
+ * it. */
+GT_DEV float mix_element(const Mix& m, const Problem& in, int64_t b, int64_t t, int64_t h, int j, float y) {
+    const int c = (int)h * in.V + j;
+    const float rest = m.residual ? load_as(m.residual, in.dtype, offset_of(m.residual_stride, b, t, h) + j) : 0.0f;
+    const float ssm = load_as(m.ssm, in.dtype, ssm_offset(m, b, t, c));
+    if (m.y) store_as(m.y, in.dtype, offset_of(m.y_stride, b, t, h) + j, y);
+    return fma_rn(m.gain_wkv ? m.gain_wkv[c] : 1.0f, y, fma_rn(m.gain_ssm ? m.gain_ssm[c] : 1.0f, ssm, rest));
+}
 
 /* Scale a state that decays by exp(g), as gt::scale_of_log and gt::rescale do (recurrence/segments.cuh).  Here a decay
  * is at most 1, so factors never become infinite.  The function uses exp_accurate, because the kernels for any size

@@ -153,6 +153,32 @@ struct Operator {
     }
 };
 
+/* The operator in a mixed call of wkv_ssm: its y is the sum. */
+struct MixedArgs : gt_wkv6_args {
+    gt_mix mix;
+};
+
+struct MixedOperator : Operator {
+    using Args = MixedArgs;
+    static gt_status check(const Args& a) {
+        const int64_t width = gt_times(a.H, a.V); /* channels are numbered by int */
+        if (width > INT32_MAX)
+            return gt_fail(GT_ERROR_UNSUPPORTED, "H = %lld, V = %lld: H V is at most 2^31 - 1 in a mixed call",
+                           (long long)a.H, (long long)a.V);
+        return Operator::check(a);
+    }
+    static Choice choose(const Args& a, gt_pass pass, const Device& device) {
+        return wkv6::choose(a, pass, device, &a.mix);
+    }
+    static ForwardPlan plan_forward(const Args& a, const Choice& choice, const Device& device) {
+        ForwardPlan plan = wkv6::plan_forward(a, choice, device);
+        plan.states.tensor.mix = plan.states.any.mix = mix_of(a.mix);
+        add_output(plan.unused, a.mix.y, a.mix.y_stride, a.dtype, a.H, a.V);
+        return plan;
+    }
+    static gt_status step(const Args& a, const Device&, Chain& chain) { return launch_step(a, chain, mix_of(a.mix)); }
+};
+
 } /* namespace wkv6 */
 } /* namespace gt */
 

@@ -46,6 +46,7 @@ struct StepParams {
     StepRounding rounding;
     StepElements elements;
     Divider by_tiles, by_H;
+    Mix mix; /* only if states and parameters are fp32 */
 };
 
 /* MOST_ROWS: 32 if N and V are at most 32; otherwise N rounded up to 64, 128 or 256.  TOKENS: tokens at a time; 1 if
@@ -179,7 +180,7 @@ GT_DEV void step_token(const StepShared<C>& shared, int token, int slot, int lan
 }
 
 /* Stores y of tokens first ... first + tokens - 1, from the sums of the warps. */
-template <class C>
+template <class C, bool MIXES>
 GT_DEV void store_step_outputs(const StepParams& p, const StepShared<C>& shared, int64_t b, int64_t h, int64_t first,
                                int tokens, int column0) {
     const int column = thread_id() % C::COLUMNS, j = column0 + column;
@@ -191,18 +192,21 @@ GT_DEV void store_step_outputs(const StepParams& p, const StepShared<C>& shared,
         GT_UNROLL
         for (int warp = 0; warp < C::ROW_WARPS; warp++)
             bonus += p.in.u ? lds<float>(shared.bonus_of(token, warp)) : 0.0f;
-        y = fma_rn(bonus, lds<float>(shared.column(token, column)), y);
-        store_as(p.y, p.in.dtype, offset_of(p.y_stride, b, first + token, h) + j, p.in.scale * y);
+        y = p.in.scale * fma_rn(bonus, lds<float>(shared.column(token, column)), y);
+        if (MIXES && p.mix.ssm) y = mix_element(p.mix, p.in, b, first + token, h, j, y);
+        store_as(p.y, p.in.dtype, offset_of(p.y_stride, b, first + token, h) + j, y);
     }
 }
 
 /* Stores y = 0 for tokens first ... T-1. */
-template <class C>
+template <class C, bool MIXES>
 GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int first, int column0) {
     const int j = column0 + thread_id() % C::COLUMNS;
     if (j >= p.in.V) return;
-    for (int t = first + thread_id() / C::COLUMNS; t < p.elements.T; t += C::COLUMN_STEP)
+    for (int t = first + thread_id() / C::COLUMNS; t < p.elements.T; t += C::COLUMN_STEP) {
         store_as(p.y, p.in.dtype, offset_of(p.y_stride, b, t, h) + j, 0.0f);
+        if (MIXES && p.mix.y) store_as(p.mix.y, p.in.dtype, offset_of(p.mix.y_stride, b, t, h) + j, 0.0f);
+    }
 }
 
 /* step_piece() for an int8 state.  A block has all the columns of a row that share a scale. */
@@ -216,12 +220,13 @@ GT_DEV Int8Row step_int8_row(const Problem& in, int slot, int j, int q) {
 template <class C, bool IS_ALIGNED, bool MIXED, bool IS_INT8 = false>
 GT_DEV void step_block(const StepParams& p) {
     static_assert(C::COLUMNS <= GT_INT8_COLUMNS, "a block owns the columns of a scale");
+    constexpr bool MIXES = !IS_INT8 && (!MIXED || !IS_ALIGNED); /* wkv_ssm has fp32 states: instances it may take */
     const Problem& in = p.in;
     int tile, h;
     const int b = divide(divide(block_x(), p.by_tiles, &tile), p.by_H, &h), column0 = tile * C::COLUMNS;
     const StepElement element(p.elements, b);
     if (element.is_skipped(p.elements)) {
-        clear_step_outputs<C>(p, b, h, 0, column0);
+        clear_step_outputs<C, MIXES>(p, b, h, 0, column0);
         return;
     }
     const int T = C::TOKENS == 1 ? 1 : element.tokens, lane = lane_id() % C::LANES, slot = thread_id() / C::LANES;
@@ -266,15 +271,16 @@ GT_DEV void step_block(const StepParams& p) {
                     state, s, [&](int q) { return step_piece<C>(in, row, j, q); }, p.rounding, b, first_group);
         }
         sync_threads();
-        store_step_outputs<C>(p, shared, b, h, first, tokens, column0);
+        if (MIXES && p.mix.ssm) wait_for_chain(); /* for ssd's y */
+        store_step_outputs<C, MIXES>(p, shared, b, h, first, tokens, column0);
         if (is_last) break;
         sync_threads();
     }
-    if (C::TOKENS > 1) clear_step_outputs<C>(p, b, h, T, column0);
+    if (C::TOKENS > 1) clear_step_outputs<C, MIXES>(p, b, h, T, column0);
 }
 
-/* In a step of wkv_ssm this kernel follows ssd's kernel and shares no memory with it.  So it waits for that kernel only
- * at its end, and later work on the stream comes after both. */
+/* In a step of wkv_ssm this kernel follows ssd's kernel.  Unless the call is mixed, they share no memory.  So it waits
+ * for that kernel only at its end, and later work on the stream comes after both. */
 template <class C, bool IS_ALIGNED, bool MIXED>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
@@ -314,7 +320,7 @@ static gt_status launch_step(const gt_wkv6_args& a, StepParams p, Chain& chain) 
                p);
 }
 
-static inline gt_status launch_step(const gt_wkv6_args& a, Chain& chain) {
+static inline gt_status launch_step(const gt_wkv6_args& a, Chain& chain, const Mix& mix = {}) {
     static_assert(MAX_SIZE == 256, "the largest N that a kernel here takes");
     if (a.T == 0) return GT_OK;
     StepParams p = {};
@@ -325,6 +331,7 @@ static inline gt_status launch_step(const gt_wkv6_args& a, Chain& chain) {
     p.state_dtype = a.state_dtype, p.u_dtype = a.parameter_dtype;
     p.rounding = step_rounding_of(a);
     p.elements = step_elements_of(a);
+    p.mix = mix;
     if constexpr (BUILT_N32)
         if (a.N <= 32 && a.V <= 32) return launch_step<32>(a, p, chain);
     if constexpr (BUILT_N64)

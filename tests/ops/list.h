@@ -14,3 +14,6 @@
     X(wkv_ssm)                                                                                                         \
     X(conv_ssd)                                                                                                        \
     X(wkv4)
+
+/* Operators whose argument struct is that of another operator, and which are described in its file. */
+#define TEST_VARIANTS(X) X(wkv_ssm_mixed)

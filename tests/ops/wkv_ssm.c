@@ -1,8 +1,12 @@
 /* wkv_ssm: test cases, and rows of the bench.  wkv6.c and ssd.c test the mathematics.  These cases test that each of
- * the two operators gives the results of a separate call. */
+ * the two operators gives the results of a separate call.  Mixed calls have a second table, so they are a test_op of
+ * their own, at the end of this file. */
 #include "formula.h"
+#include "gt/fused/wkv_ssm.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 TEST_TWINS_OVER_TIME(wkv_ssm)
 
@@ -380,6 +384,8 @@ static const test_bench_row host_rows[] = {
 static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, OF(.H = 4, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1), .B = 64, .T = 256),
     ROW(TEST_BF16, OF(.H = 32, .N = 64), OF(.H = 64, .P = 64, .N = 128, .softplus = 1), .B = 8, .T = 4096),
+    /* the shape of the long row of mixed calls, whose sum has the bytes of norm_mix with M32768 D2048 */
+    ROW(TEST_BF16, OF(.H = 32, .N = 64), OF(.H = 32, .P = 64, .N = 128, .softplus = 1), .B = 8, .T = 4096),
     STEP_ROW(.B = 1),
     STEP_ROW(.B = 64),
     {{.op = NULL}, 0}};
@@ -413,6 +419,293 @@ const test_op test_op_wkv_ssm = {
     .check_step = step_parts_agree,
     .more_times = more_times,
     .launched = launched,
+    .bench_draws = draws,
+    .bench_cuts = cuts,
+};
+
+/* ---- mixed calls ----------------------------------------------------------------------------- */
+
+#define MIX(w, s, ...) .op = "wkv_ssm_mixed", .args.wkv_ssm = {.wkv6 = {FIELDS w}, .ssd = {FIELDS s}, __VA_ARGS__}
+#define MIX_PACKED(w, s, ...) MIX(w, s, .B = 1, __VA_ARGS__)
+#define NO_GAINS "gain_wkv gain_ssm dgain_wkv dgain_ssm"
+#define NO_WKV_Y "wkv6.y dgain_wkv"
+
+static const test_bad_value mixed_bad_values[] = {
+    BAD(wkv_ssm, ssd.P, 'l', 5, GT_ERROR_SIZE, "wkv6.H = 4, wkv6.V = 3, ssd.H = 4, ssd.P = 5: H V must equal H P"),
+    BAD(wkv_ssm, wkv6.V, 'l', 4, GT_ERROR_SIZE, "wkv6.V = 4"),
+    BAD(wkv_ssm, wkv6.H, 'l', 3, GT_ERROR_SIZE, "wkv6.H = 3"),
+    BAD(wkv_ssm, ssd.H, 'l', 2, GT_ERROR_SIZE, "ssd.H = 2"),
+    BAD(wkv_ssm, wkv6.scale, 'f', -1, GT_ERROR_VALUE, "wkv6.scale = -1"),
+    BAD(wkv_ssm, segments, 'l', -1, GT_ERROR_VALUE, "segments = -1"),
+    {NULL, GT_OK, {{0, 0, 0}}}};
+
+static const test_case mixed_cases[] = {
+    {MIX(OF(.H = 1, .N = 1), OF(.H = 1, .P = 1, .N = 1), .B = 1, .T = 1), .name = "one number each"},
+    {MIX(OF(.H = 2, .N = 3), OF(.H = 3, .P = 2, .N = 3, .softplus = 1), .B = 2, .T = 3), .name = "heads differ"},
+    {MIX(OF(.H = 1, .N = 2, .V = 4, .decay = GT_DECAY_LOG, .scale = 0.5f), OF(.H = 2, .P = 2, .N = 2, .G = 2), .B = 2,
+         .T = 4),
+     .name = "log decay, wide values, two groups"},
+    {MIX(OF(.H = 2, .N = 3), OF(.H = 2, .P = 3, .N = 2, .softplus = 1, .Dskip_per_channel = 1), .B = 3, .T = 2,
+         .state_in_shared = 1),
+     .name = "shared states"},
+    {MIX(OF(.H = 1, .N = 2), OF(.H = 2, .P = 1, .N = 2), .B = 2, .T = 3), .name = "nothing optional",
+     .absent = "wkv6.u ssd.Dskip ssd.dt_bias residual " NO_GAINS " " NO_WKV_Y " " NO_GATE " " NO_STATES},
+    {MIX(OF(.H = 2, .N = 2), OF(.H = 2, .P = 2, .N = 2), .B = 2, .T = 3), .name = "no gains", .absent = NO_GAINS},
+    {MIX(OF(.H = 2, .N = 2), OF(.H = 2, .P = 2, .N = 2), .B = 2, .T = 3), .name = "no y of wkv6, no residual",
+     .absent = "residual " NO_WKV_Y},
+    {MIX(OF(.H = 2, .N = 2), OF(.H = 2, .P = 2, .N = 2), .B = 2, .T = 3), .name = "gains of 0",
+     .fill = {{"gain_wkv", 1, 0.3, 0, 0.5}, {"gain_ssm", 1, 0.3, 0, 0.5}}},
+    {MIX(OF(.H = 2, .N = 3), OF(.H = 2, .P = 3, .N = 3), .B = 2, .T = 0), .name = "no time"},
+    {MIX(OF(.H = 1, .N = 64), OF(.H = 1, .P = 64, .N = 64), .B = 0, .T = 70), .name = "no batch"},
+    {MIX(OF(.H = 2, .N = 4, .V = 3), OF(.H = 3, .P = 2, .N = 4, .G = 3, .softplus = 1), .B = 2, .T = 70),
+     .name = "two chunks", .level = TEST_SMALL},
+    {MIX(OF(.H = 1, .N = 4), OF(.H = 2, .P = 2, .N = 3), .B = 1, .T = 140, .segments = 2), .name = "two segments",
+     .level = TEST_SMALL},
+    {MIX(OF(.H = 2, .N = 32), OF(.H = 1, .P = 64, .N = 64, .softplus = 1), .B = 2, .T = 65),
+     .name = "32 beside 64 by 64", .level = TEST_MEDIUM, .absent = NO_GATE},
+    {MIX(OF(.H = 1, .N = 64), OF(.H = 1, .P = 64, .N = 64, .softplus = 1), .B = 1, .T = 150, .segments = 2),
+     .name = "64 beside 64 by 64, two segments", .level = TEST_MEDIUM, .absent = NO_GATE " " NO_WKV_Y},
+    {MIX(OF(.H = 2, .N = 64), OF(.H = 2, .P = 64, .N = 64), .B = 1, .T = 100), .name = "slices of 902",
+     .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 902},
+    {MIX(OF(.H = 2, .N = 60, .V = 100), OF(.H = 10, .P = 20, .N = 36), .B = 1, .T = 70), .name = "any sizes, gaps",
+     .level = TEST_MEDIUM, .layout = TEST_GAPS},
+    {MIX(OF(.H = 4, .N = 32), OF(.H = 2, .P = 64, .N = 64, .softplus = 1), .B = 8, .T = 256), .name = "a trainer's",
+     .level = TEST_LARGE, .absent = NO_GATE},
+    {MIX(OF(.H = 8, .N = 128), OF(.H = 16, .P = 64, .N = 128, .softplus = 1), .B = 1, .T = 1030), .name = "long",
+     .level = TEST_LARGE},
+    {.op = NULL}};
+
+static const test_case mixed_packed[] = {
+    {MIX_PACKED(OF(.H = 2, .N = 3), OF(.H = 3, .P = 2, .N = 3), .T = 6, .seq_capacity = 3), .name = "three",
+     LENGTHS(3, 1, 2)},
+    {MIX_PACKED(OF(.H = 1, .N = 2), OF(.H = 2, .P = 1, .N = 2, .softplus = 1), .T = 6, .seq_capacity = 7),
+     .name = "empty ones, below the capacities", LENGTHS(0, 2, 0, 1, 2)},
+    {MIX_PACKED(OF(.H = 1, .N = 2), OF(.H = 1, .P = 2, .N = 2), .T = 3, .seq_capacity = 2), .name = "none",
+     .packed = {0, NULL}},
+    {MIX_PACKED(OF(.H = 1, .N = 2), OF(.H = 1, .P = 2, .N = 2), .T = 0, .seq_capacity = 2), .name = "no tokens",
+     LENGTHS(0, 0)},
+    {MIX_PACKED(OF(.H = 1, .N = 4), OF(.H = 2, .P = 2, .N = 3, .softplus = 1), .T = 205, .seq_capacity = 6),
+     .name = "around chunks", .level = TEST_SMALL, LENGTHS(63, 1, 64, 0, 65)},
+    {MIX_PACKED(OF(.H = 2, .N = 32), OF(.H = 1, .P = 64, .N = 64, .softplus = 1), .T = 260, .seq_capacity = 9),
+     .name = "32 beside 64 by 64", .level = TEST_MEDIUM, .absent = NO_GATE, LENGTHS(1, 15, 0, 63, 0, 129)},
+    {.op = NULL}};
+
+/* In the last sizes wkv6 lacks kernels on tensor cores.  P = 20 is no multiple of 8, so forward of wkv6 takes kernels
+ * for any size, although N = V = 32 would suit tensor cores. */
+static const test_case mixed_sizes[] = {
+    {MIX(OF(.H = 2, .N = 32), OF(.H = 1, .P = 64, .N = 64, .softplus = 1)), .name = "sweep", .absent = NO_GATE},
+    {MIX(OF(.H = 1, .N = 64), OF(.H = 1, .P = 64, .N = 64, .softplus = 1)), .name = "sweep", .absent = "residual"},
+    {MIX(OF(.H = 1, .N = 128, .decay = GT_DECAY_LOG, .scale = 0.5f), OF(.H = 2, .P = 64, .N = 64, .softplus = 1)),
+     .name = "sweep", .absent = NO_GATE " " NO_WKV_Y},
+    {MIX(OF(.H = 1, .N = 16), OF(.H = 2, .P = 8, .N = 64, .softplus = 1), .state_in_shared = 1), .name = "sweep",
+     .absent = NO_GATE " gain_wkv"},
+    {MIX(OF(.H = 5, .N = 32), OF(.H = 8, .P = 20, .N = 36)), .name = "sweep", .absent = NO_GATE},
+    {MIX(OF(.H = 1, .N = 20, .V = 12), OF(.H = 3, .P = 4, .N = 20, .softplus = 1)), .name = "sweep"},
+    {.op = NULL}};
+
+static const char *const mixed_launched[] = {"wkv6::forward_mixed_kernel",   "wkv6::states_tensor_kernel",
+                                             "wkv6::backward_tensor_kernel", "ssd::forward_hopper_kernel",
+                                             "ssd::states_hopper_kernel",    "chunk_gradient_hopper_kernel",
+                                             "wkv_ssm::unmix_kernel",        NULL};
+
+static const test_case mixed_steps[] = {
+    {MIX(OF(.H = 4, .N = 8, .V = 12), OF(.H = 6, .P = 8, .N = 16, .G = 2, .softplus = 1), .B = 4), .name = "steps"},
+    {MIX(OF(.H = 2, .N = 64), OF(.H = 2, .P = 64, .N = 128, .softplus = 1), .B = 3), .name = "steps",
+     .absent = NO_WKV_Y},
+    {MIX(OF(.H = 1, .N = 30, .decay = GT_DECAY_LOG), OF(.H = 6, .P = 5, .N = 33), .B = 2), .name = "steps",
+     .absent = NO_GATE " residual " NO_GAINS},
+    {.op = NULL}};
+
+static const test_case mixed_spoilt[] = {
+    {MIX(OF(.H = 1, .N = 32), OF(.H = 2, .P = 16, .N = 16, .softplus = 1), .dtype = GT_BF16), .name = "spoilt"},
+    {.op = NULL}};
+
+static const test_case mixed_many[] = {
+    {MIX(OF(.H = 1, .N = 2), OF(.H = 1, .P = 2, .N = 2), .B = 70000, .T = 2), .name = "many"}, {.op = NULL}};
+
+static const test_case mixed_sums[] = {
+    {MIX(OF(.H = 1, .N = 2), OF(.H = 1, .P = 2, .N = 2, .softplus = 1), .B = 1, .T = 500000), .name = "long",
+     .fill = {{"wkv6.r", 0.5, 1, 0, 0}, {"dmixed", 0.5, 1, 0, 0}, {"ssd.x", 0.5, 1, 0, 0}}},
+    {.op = NULL}};
+
+/* Makes the widths of the branches equal, as a mixed call needs them. */
+static void fit_widths(test_args *args) {
+    gt_wkv_ssm_args *a = &args->wkv_ssm;
+    const int64_t V = a->wkv6.V ? a->wkv6.V : a->wkv6.N;
+    a->ssd.P = V;
+    if (a->wkv6.H <= 1 << 20 && V <= 1 << 20 && a->wkv6.H * V % a->ssd.H == 0)
+        a->ssd.P = a->wkv6.H * V / a->ssd.H;
+    else
+        a->wkv6.H = a->ssd.H;
+}
+
+static const gt_op *mixed_table_of(const test_args *args, gt_pass pass) {
+    return gt_op_of_wkv_ssm(&args->wkv_ssm, pass);
+}
+
+static void draw_mixed(test_random *r, int64_t most, test_case *c) {
+    static const char *const absent[] = {"", NO_GATE " wkv6.u residual", "wkv6.state_in ssd.state_in " NO_WKV_Y,
+                                         ("gain_wkv " NO_STATES)};
+    draw(r, most, c);
+    fit_widths(&c->args);
+    c->absent = test_pick_absent(r, absent);
+}
+
+/* Backward reads the y of forward. */
+static void take_y_of_forward(const test_case *c, test_values *in) {
+    static const char *const names[] = {"wkv6.y", "ssd.y"};
+    test_values forward, out;
+    if (!*test_array_of(in, c, "dmixed")) return; /* not backward */
+    test_inputs(c, GT_FORWARD, &forward);
+    test_run(&test_truth, c, GT_FORWARD, &forward, TEST_ALL, &out);
+    for (int i = 0; i < 2; i++) {
+        const gt_tensor *t = test_tensor_of(c, names[i]);
+        const gt_dtype dtype = test_dtype_of(c, t);
+        double *to = *test_array_of(in, c, names[i]), *from = *test_array_of(&out, c, names[i]);
+        for (int64_t j = 0; to && from && j < test_count(c, GT_BACKWARD, t); j++)
+            to[j] = dtype == GT_F32 ? from[j] : test_round(from[j], dtype);
+    }
+    test_free(&forward), test_free(&out);
+}
+
+static double mixed_formula(const formula *f, int64_t i, int64_t j, int64_t k, int64_t l) {
+    const gt_wkv_ssm_args *a = &f->c->args.wkv_ssm;
+    const int64_t c = k * (a->wkv6.V ? a->wkv6.V : a->wkv6.N) + l, h = c / a->ssd.P, p = c % a->ssd.P;
+    if (formula_sequence_of_token(f, i, j).row < 0) return 0;
+    return formula_value(f, "residual", i, j, k, l) + formula_value(f, "gain_wkv", k, l, 0, 0) * wkv6_y(f, i, j, k, l) +
+           formula_value(f, "gain_ssm", h, p, 0, 0) * ssd_y(f, i, j, h, p);
+}
+static const test_formula mixed_formulas[] = {{"mixed", mixed_formula},           {"wkv6.y", wkv6_y},
+                                              {"wkv6.state_out", wkv6_state_out}, {"ssd.y", ssd_y},
+                                              {"ssd.state_out", ssd_state_out},   {NULL, NULL}};
+
+/* Returns dy of a branch: its gain times dmixed, rounded as the kernels round it.  NULL without dmixed. */
+static double *dy_of(const test_case *c, test_values *in, const char *gain) {
+    const gt_wkv_ssm_args *a = &c->args.wkv_ssm;
+    const double *d = *test_array_of(in, c, "dmixed"), *by = *test_array_of(in, c, gain);
+    const int64_t count = test_count(c, GT_BACKWARD, test_tensor_of(c, "dmixed"));
+    const int64_t channels = a->wkv6.H * (a->wkv6.V ? a->wkv6.V : a->wkv6.N);
+    double *dy = d ? test_array(count, 0) : NULL;
+    for (int64_t i = 0; d && i < count; i++)
+        dy[i] = test_round(by ? (float)by[i % channels] * (float)d[i] : d[i], a->dtype ? a->dtype : GT_F32);
+    return dy;
+}
+
+/* The magnitudes of the terms of dw of wkv6.  dw[n] sums the terms d G[n,j] S[n,j] over columns j.  S is a state, G is
+ * the gradient of a state, and d is the derivative of the decay.  Kernels round S and G to 16 bits, once in a chunk of
+ * tokens.  These errors are independent from column to column, so the magnitude is the root of the sum of squares.
+ * Columns of states do not mix.  So dw of a call with only column j is the term of column j.  A GPU measured an error
+ * of 1.05 limits without the terms; plain wkv6 has a similar error in the same case. */
+static double *mixed_terms(const test_case *c, gt_pass pass, const gt_tensor *t) {
+    char absent[256];
+    if (pass != GT_BACKWARD || strcmp(t->name, "wkv6.dw")) return NULL;
+    test_case one = one_of(c, 0, absent, sizeof absent);
+    test_values in, part, column, out;
+    const gt_op *op = test_table(&one);
+    const int dw = test_find(op, "dw");
+    const int64_t count = test_count(c, pass, t), V = one.args.wkv6.V ? one.args.wkv6.V : one.args.wkv6.N;
+    double *const terms = test_array(count, 0);
+    test_inputs(c, pass, &in);
+    take_part(c, &one, 0, &in, &part);
+    double *const dy = *test_array_of(&part, &one, "dy") = dy_of(c, &in, "gain_wkv");
+    for (int64_t j = 0; j < V; j++) {
+        one.args.wkv6.V = V;
+        test_copy(&one, pass, &part, &column);
+        for (int i = 0; op->tensors[i].name; i++) {
+            const int64_t rows = test_count(&one, pass, &op->tensors[i]) / V;
+            if (!column.of[i] || !strchr(op->tensors[i].shape, 'V')) continue;
+            for (int64_t row = 0; row < rows; row++) column.of[i][row] = column.of[i][row * V + j];
+        }
+        one.args.wkv6.V = 1;
+        test_run(&test_truth, &one, pass, &column, (uint64_t)1 << dw, &out);
+        for (int64_t i = 0; i < count; i++) terms[i] += out.of[dw][i] * out.of[dw][i];
+        test_free(&column), test_free(&out);
+    }
+    for (int64_t i = 0; i < count; i++) terms[i] = sqrt(terms[i]);
+    test_free(&in), free(dy);
+    return terms;
+}
+
+/* Forward: y and the states have the bits of a call that does not mix.  Backward: the gradients of both operators have
+ * the bits of a call that gets the rounded products of gains and dmixed as dy. */
+static void rest_agrees(const test_runner *r, const test_case *c, double tolerance) {
+    test_case plain = *c;
+    (void)tolerance;
+    plain.op = "wkv_ssm";
+    plain.layout = TEST_PACKED, plain.in_place = 0;
+    test_case other = plain;
+    other.op = c->op;
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+        test_values in, mixed, part = {{NULL}}, alone, same = {{NULL}};
+        plain.absent = pass == GT_FORWARD ? "" : c->absent; /* forward must write y of wkv6 */
+        test_inputs(&other, (gt_pass)pass, &in);
+        test_run(r, &other, (gt_pass)pass, &in, TEST_ALL, &mixed);
+        for (int i = 0; test_table(&plain)->tensors[i].name; i++) {
+            const int at = test_find(test_table(&other), test_table(&plain)->tensors[i].name);
+            if (at >= 0) part.of[i] = in.of[at], same.of[i] = mixed.of[at];
+        }
+        double *const wkv_dy = dy_of(&other, &in, "gain_wkv"), *const ssm_dy = dy_of(&other, &in, "gain_ssm");
+        *test_array_of(&part, &plain, "wkv6.dy") = wkv_dy;
+        *test_array_of(&part, &plain, "ssd.dy") = ssm_dy;
+        test_run(r, &plain, (gt_pass)pass, &part, TEST_ALL, &alone);
+        test_same(r, &plain, (gt_pass)pass, "in a mixed call", &same, &alone, 0);
+        test_free(&in), test_free(&mixed), test_free(&alone);
+        free(wkv_dy), free(ssm_dy);
+    }
+}
+
+static const test_property mixed_properties[] = {
+    {"the branches have the bits of a call that does not mix", TEST_MEDIUM, rest_agrees}, {NULL, TEST_TINY, NULL}};
+
+#define MIX_ROW(w, s, ...)                                                                                             \
+    { {MIX(w, s, __VA_ARGS__), .name = "", .absent = NO_GATE " " NO_STATES}, TEST_BF16 }
+static const test_bench_row mixed_host_rows[] = {
+    MIX_ROW(OF(.H = 8, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1), .B = 8, .T = 256), {{.op = NULL}, 0}};
+static const test_bench_row mixed_gpu_rows[] = {
+    MIX_ROW(OF(.H = 8, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1), .B = 64, .T = 256),
+    MIX_ROW(OF(.H = 32, .N = 64), OF(.H = 32, .P = 64, .N = 128, .softplus = 1), .B = 8, .T = 4096),
+    {{MIX(OF(.H = 32, .N = 64), OF(.H = 32, .P = 64, .N = 128, .softplus = 1), .B = 8, .T = 4096),
+      .name = "no y of wkv6", .absent = NO_GATE " " NO_STATES " " NO_WKV_Y},
+     TEST_BF16},
+    {{.op = NULL}, 0}};
+
+const test_op test_op_wkv_ssm_mixed = {
+    .name = "wkv_ssm_mixed",
+    .table = gt_op_wkv_ssm_mixed,
+    .args_size = gt_wkv_ssm_args_size,
+    .args_bytes = sizeof(gt_wkv_ssm_args),
+    .fields = fields,
+    .bad_values = mixed_bad_values,
+    .cases = mixed_cases,
+    .packed = mixed_packed,
+    .sizes = mixed_sizes,
+    .many = mixed_many,
+    .sums = mixed_sums,
+    .draw = draw_mixed,
+    .fit = fit_widths,
+    .table_of = mixed_table_of,
+    .formulas = mixed_formulas,
+    .host_rows = mixed_host_rows,
+    .gpu_rows = mixed_gpu_rows,
+    .twin = {wkv_ssm_forward, wkv_ssm_backward, wkv_ssm_step},
+    .twin64 = {wkv_ssm_forward64, wkv_ssm_backward64, wkv_ssm_step64},
+    .reads_y = AT(wkv_ssm, ssd.reads_y),
+    .optional_size = {AT(wkv_ssm, ssd.G), 2},
+    .large = {MIX(OF(.H = 5, .N = 64), OF(.H = 5, .P = 64, .N = 64, .softplus = 1), .B = 1, .T = 130, .segments = 1)},
+    .set_fill = set_fill,
+    .set_regime = set_regime,
+    .settle = take_y_of_forward,
+    .reach = {64, 64},
+    .spoilt = mixed_spoilt,
+    .bounds_pairs = 1,
+    .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
+    /* as in wkv6.c, whose kernels compute these outputs */
+    .differences = {[GT_FORWARD] = "wkv6.state_out", [GT_BACKWARD] = "wkv6.dstate_in wkv6.dw"},
+    .terms = mixed_terms,
+    .properties = mixed_properties,
+    .steps = mixed_steps,
+    .more_times = more_times,
+    .launched = mixed_launched,
     .bench_draws = draws,
     .bench_cuts = cuts,
 };
