@@ -64,17 +64,17 @@ struct Carrier {
 /* Derivative of silu. */
 GT_DEV float dsilu(float z) { return silu_derivative(z, sigmoid(z)); }
 
-/* Sums V values over LANES lanes, which are STRIDE lanes apart.  `lane` is the caller's index among these lanes.
- * Afterwards v[0] ... v[V / LANES - 1] of the caller hold the sums of values lane * (V / LANES) and following.  If
- * there are more lanes than values, LANES / V adjacent lanes hold the same sum.  The order of the additions is
- * fixed. */
-template <int V, int LANES, int STRIDE>
-GT_DEV void reduce_scatter(float (&v)[V], int lane) {
+/* Joins V values over LANES lanes, which are STRIDE lanes apart, by join(a, b), such as a + b.  `lane` is the caller's
+ * index among these lanes.  Afterwards v[0] ... v[V / LANES - 1] of the caller hold the results for values lane * (V /
+ * LANES) and following.  If there are more lanes than values, LANES / V adjacent lanes hold the same result.  The order
+ * is fixed. */
+template <int V, int LANES, int STRIDE, class Join>
+GT_DEV void reduce_scatter(float (&v)[V], int lane, const Join& join) {
     int width = V;
     GT_UNROLL
     for (int mask = LANES / 2; mask >= 1; mask >>= 1) {
         if (width == 1) {
-            v[0] += shfl_xor(v[0], mask * STRIDE);
+            v[0] = join(v[0], shfl_xor(v[0], mask * STRIDE));
         } else {
             const bool upper = lane & mask;
             width /= 2;
@@ -83,10 +83,16 @@ GT_DEV void reduce_scatter(float (&v)[V], int lane) {
                 if (i >= width) continue;
                 const float mine = upper ? v[i + width] : v[i];
                 const float other = upper ? v[i] : v[i + width];
-                v[i] = mine + shfl_xor(other, mask * STRIDE);
+                v[i] = join(mine, shfl_xor(other, mask * STRIDE));
             }
         }
     }
+}
+
+/* The same for sums. */
+template <int V, int LANES, int STRIDE>
+GT_DEV void reduce_scatter(float (&v)[V], int lane) {
+    reduce_scatter<V, LANES, STRIDE>(v, lane, [](float a, float b) { return a + b; });
 }
 
 /* Loads WIDTH adjacent floats from shared memory. */

@@ -211,12 +211,11 @@ struct Int8State {
     int64_t at, scale_at;
 };
 
-/* A lane's share of one row: WORDS words, which are STEP numbers apart.  A word is four adjacent numbers.  where(i)
- * describes the share of the lane's row i:
- *     offset   of the first word, from the start of the state.
- *     valid    how many numbers of the row exist from the first word on.
+/* A lane's word of a row: four adjacent numbers.  where(i) describes the word of the lane's row i:
+ *     offset   of the word, from the start of the state.
+ *     valid    how many of its numbers exist.
  *     scale    the number of the row's scale.
- *     group    the number of the first word's group (rounding.h), counted from first_group. */
+ *     group    the number of the word's group (rounding.h), counted from first_group. */
 struct Int8Row {
     int offset, valid, scale, group;
 };
@@ -262,8 +261,8 @@ GT_DEV void unpack_int8(float* x, uint32_t word, float scale) {
         x[i] = product_alone(as_float(permute_bytes(positive, 0x4b000000u, 0x7440u | i)) - (0x1p23f + 128.0f), scale);
 }
 
-/* Rounds four numbers of a row to int8.  random: NULL means to nearest. */
-GT_DEV uint32_t pack_int8(const float* x, float inverse, const gt_random* random) {
+/* Rounds four numbers of a row to int8.  random: NULL means to nearest.  The numbers must be finite. */
+GT_DEV uint32_t pack_finite_int8(const float* x, float inverse, const gt_random* random) {
     uint32_t q[4];
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
@@ -274,97 +273,84 @@ GT_DEV uint32_t pack_int8(const float* x, float inverse, const gt_random* random
             q[i] = as_uint(fma_rn(x[i], inverse, GT_INT8_NEAREST));
         }
     }
-    const uint32_t word = permute_bytes(permute_bytes(q[0], q[1], 0x0040), permute_bytes(q[2], q[3], 0x0040), 0x5410);
+    return permute_bytes(permute_bytes(q[0], q[1], 0x0040), permute_bytes(q[2], q[3], 0x0040), 0x5410);
+}
+
+/* The same for any numbers. */
+GT_DEV uint32_t pack_int8(const float* x, float inverse, const gt_random* random) {
+    const uint32_t word = pack_finite_int8(x, inverse, random);
     return inverse > 0.0f ? word : 0;
 }
 
-/* VECTORS: either all numbers of a word exist or none.  If a lane's four words of a row are adjacent, either all of
- * these words exist or none, and one instruction loads them. */
-template <bool VECTORS, int ROWS, int WORDS, int STEP, class Where>
+/* Loads a word of an int8 state.  valid: how many of its numbers exist, with VECTORS all or none; missing numbers
+ * become 0. */
+template <bool VECTORS>
+GT_DEV uint32_t load_int8_word(const int8_t* from, int valid) {
+    uint32_t word = 0;
+    if constexpr (VECTORS) {
+        if (valid > 0) word = ldg<uint32_t>(from);
+    } else {
+        GT_UNROLL
+        for (int c = 0; c < 4; c++)
+            if (c < valid) word |= (uint32_t)(uint8_t)from[c] << 8 * c;
+    }
+    return word;
+}
+
+template <bool VECTORS>
+GT_DEV void store_int8_word(int8_t* to, uint32_t word, int valid) {
+    if constexpr (VECTORS) {
+        if (valid > 0) stg<uint32_t>(to, word);
+    } else {
+        GT_UNROLL
+        for (int c = 0; c < 4; c++)
+            if (c < valid) to[c] = (int8_t)(word >> 8 * c);
+    }
+}
+
+template <bool VECTORS, int ROWS, class Where>
 GT_DEV void load_int8_state(float* x, const Int8State& state, const Where& where) {
-    uint32_t words[ROWS][WORDS]; /* all loads are in flight before the first conversion */
+    uint32_t words[ROWS]; /* all loads are in flight before the first conversion */
     float scale[ROWS];
     GT_UNROLL
     for (int i = 0; i < ROWS; i++) {
         const Int8Row row = where(i);
-        const int8_t* from = state.data + state.at + row.offset;
         scale[i] = row.valid > 0 ? ldg<float>(state.scale + state.scale_at + row.scale) : 0.0f;
-        if constexpr (VECTORS && WORDS == 4 && STEP == 4) {
-            uint4 v = {0, 0, 0, 0};
-            if (row.valid > 0) v = ldg<uint4>(from);
-            words[i][0] = v.x, words[i][1] = v.y, words[i][2] = v.z, words[i][3] = v.w;
-        } else {
-            GT_UNROLL
-            for (int w = 0; w < WORDS; w++) {
-                words[i][w] = 0;
-                if constexpr (VECTORS) {
-                    if (row.valid > STEP * w) words[i][w] = ldg<uint32_t>(from + STEP * w);
-                } else {
-                    GT_UNROLL
-                    for (int c = 0; c < 4; c++)
-                        if (row.valid > STEP * w + c) words[i][w] |= (uint32_t)(uint8_t)from[STEP * w + c] << 8 * c;
-                }
-            }
-        }
+        words[i] = load_int8_word<VECTORS>(state.data + state.at + row.offset, row.valid);
     }
     GT_UNROLL
-    for (int i = 0; i < ROWS; i++) {
-        GT_UNROLL
-        for (int w = 0; w < WORDS; w++) unpack_int8(x + 4 * (WORDS * i + w), words[i][w], scale[i]);
-    }
+    for (int i = 0; i < ROWS; i++) unpack_int8(x + 4 * i, words[i], scale[i]);
 }
 
-/* Stores rows that LANES adjacent lanes share.  lane: the caller's index among these lanes.  SWAP: the upper half of
- * the lanes has the rows in another order, row i ^ SWAP in the place of row i. */
-template <bool VECTORS, int ROWS, int WORDS, int STEP, int LANES, int SWAP, class Where>
+/* Stores rows that LANES adjacent lanes share.  lane: the caller's index among these lanes. */
+template <bool VECTORS, int ROWS, int LANES, class Where>
 GT_DEV void store_int8_state(const Int8State& state, const float* x, const Where& where, int lane,
                              const StepRounding& rounding, int64_t b, int64_t first_group) {
-    float most[ROWS], other[ROWS];
+    float most[ROWS];
     GT_UNROLL
     for (int i = 0; i < ROWS; i++) {
         most[i] = 0.0f;
         GT_UNROLL
-        for (int c = 0; c < 4 * WORDS; c++) most[i] = larger_or_nan(most[i], x[4 * WORDS * i + c]);
+        for (int c = 0; c < 4; c++) most[i] = larger_or_nan(most[i], x[4 * i + c]);
     }
     GT_UNROLL
     for (int mask = LANES / 2; mask > 0; mask >>= 1) {
         GT_UNROLL
-        for (int i = 0; i < ROWS; i++) other[i] = shfl_xor(most[mask == LANES / 2 ? i ^ SWAP : i], mask);
-        GT_UNROLL
-        for (int i = 0; i < ROWS; i++) most[i] = larger_or_nan(most[i], other[i]);
+        for (int i = 0; i < ROWS; i++) most[i] = larger_or_nan(most[i], shfl_xor(most[i], mask));
     }
     GT_UNROLL
     for (int i = 0; i < ROWS; i++) {
         const Int8Row row = where(i);
         const gt_row_scale scale = gt_scale_of_row(most[i]);
-        int8_t* to = state.data + state.at + row.offset;
-        uint32_t words[WORDS];
-        GT_UNROLL
-        for (int w = 0; w < WORDS; w++) {
-            const float* of = x + 4 * (WORDS * i + w);
-            if (rounding.seed) {
-                const gt_random r =
-                    gt_random_of_group(rounding.seed, rounding.steps[b], first_group + row.group + STEP / 4 * w);
-                words[w] = pack_int8(of, scale.inverse, &r);
-            } else {
-                words[w] = pack_int8(of, scale.inverse, nullptr);
-            }
+        uint32_t word;
+        if (rounding.seed) {
+            const gt_random r = gt_random_of_group(rounding.seed, rounding.steps[b], first_group + row.group);
+            word = pack_int8(x + 4 * i, scale.inverse, &r);
+        } else {
+            word = pack_int8(x + 4 * i, scale.inverse, nullptr);
         }
         if (lane == 0 && row.valid > 0) state.scale[state.scale_at + row.scale] = scale.scale;
-        if constexpr (VECTORS && WORDS == 4 && STEP == 4) {
-            if (row.valid > 0) stg<uint4>(to, uint4{words[0], words[1], words[2], words[3]});
-        } else {
-            GT_UNROLL
-            for (int w = 0; w < WORDS; w++) {
-                if constexpr (VECTORS) {
-                    if (row.valid > STEP * w) stg<uint32_t>(to + STEP * w, words[w]);
-                } else {
-                    GT_UNROLL
-                    for (int c = 0; c < 4; c++)
-                        if (row.valid > STEP * w + c) to[STEP * w + c] = (int8_t)(words[w] >> 8 * c);
-                }
-            }
-        }
+        store_int8_word<VECTORS>(state.data + state.at + row.offset, word, row.valid);
     }
 }
 

@@ -32,16 +32,22 @@
  * INPUTS.  First a block copies B, C and its rows of x and z for all tokens to shared memory, by cp.async.  Then it
  * loads its state, and one barrier completes the copies.  If the block copied one token at a time, each token would
  * wait for L2, and 16 tokens would take 1.2 times as long.
- * STATE.  The state stays in registers for all tokens.  It is stored after the last token that the caller commits.  An
- * int8 state has a scale for each row p.  To find the scale, each lane takes the largest magnitude of its columns, and
- * log2(LANES) shuffles per row combine the lanes.
+ * STATE.  The state stays in registers for all tokens.  It is stored after the last token that the caller commits.
+ * INT8 STATES have a kernel of their own, because instructions limit its speed, not bytes.  So a warp takes up to
+ * INT8_TILES tiles of a head, and up to INT8_HEADS heads.  It copies B and C, and computes the decays, once for all of
+ * them.  While the warp computes a tile, cp.async copies the next three to shared memory.  Each row p has a scale.  To
+ * find it, each lane takes the largest magnitude of its columns, and the tree of SUMS OVER n joins the lanes.  Then one
+ * lane divides, and shuffles hand the inverse of the scale to the other lanes of the row.  All decays are the single
+ * number exp(a), because the state's rounding is coarser.
  * REGISTERS: 32 or 64 numbers of the state; B, C, x and z of the current token and the next one.
  * SHARED MEMORY: for each token B, C and the block's rows of x (and z).  With N = 128, 32 rows and bf16 this is 576
- * bytes per token without z.
+ * bytes per token without z.  Int8 states: also the next tiles, 2 KB each.
  * BYTES per row: 8 N to read and write an fp32 state, or 2 N + 8 for int8.  Per token and row, bf16: x, y (and z) 2
  * each.  Per token and block: 4 N for B and C together, mostly from L2.
  * ISSUE SLOTS of a warp per row and token, N = 128: 8 to advance the state, or 12 if the decay is near 1; 4 for y;
  * about 4 for sums, x, B, C and the rest.
+ * ISSUE SLOTS of a warp for each number of an int8 state, N = 128, bf16, one token: 3.25 to unpack, 2 to advance, 1
+ * for y, 1 for the largest magnitude, 1.75 to round, 0.6 to load B and C, 5 for the rest.
  * GRID: a strand is a set of H * parts blocks that covers all rows: a part is up to STEP_WARPS warps of one head.
  * Every batch element has its own strand, unless the grid would become too large.  Then strands take several batch
  * elements in turn. */
@@ -76,6 +82,14 @@ struct StepParams {
     gt_dtype state_dtype;
     float* scale; /* [slot_capacity,H,P]: scales of int8 states */
     int64_t scale_stride;
+    struct {
+        int tiles, heads;           /* tiles of each head that a warp takes; heads that it takes */
+        int count, end;             /* tiles of all these heads; their rows: heads P */
+        int rows;                   /* rows of a block in shared memory, of all its heads */
+        int has_channel_skips;      /* Dskip has a number for each row */
+        uint32_t pitch;             /* size of a token's inputs in shared memory */
+        Divider by_head, by_tokens; /* divide by P and T */
+    } int8;                         /* for int8 states only */
     StepRounding rounding;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
     StepElements elements;
@@ -114,12 +128,13 @@ struct StepBlocks {
                                                                                                                : 3;
 };
 
-constexpr int INT8_STEP_WARPS = 4;
+constexpr int INT8_TILES = 4; /* tiles of a warp in shared memory, and most tiles of a head that a block takes */
+constexpr int INT8_HEADS = 4; /* most heads that a warp takes */
 
-/* StepBlocks for int8 states: 16 warps with 2 KB of loads in flight each.  Types that would spill get 12 or 8 warps. */
-template <class T>
+/* StepBlocks for int8 states. */
+template <class T, bool IS_RANDOM>
 struct Int8StepBlocks {
-    static constexpr int VALUE = std::is_same<T, AnyType>::value ? 2 : std::is_same<T, bf16>::value ? 4 : 3;
+    static constexpr int VALUE = std::is_same<T, AnyType>::value || IS_RANDOM ? 2 : 4;
 };
 
 /* The batch element, head and rows of a lane. */
@@ -132,6 +147,7 @@ struct StepPlace {
     int first, other; /* the lane's ROWS rows are two runs of HALF rows: one begins at `first`, the next at `other` */
     int held;         /* first of the rows whose y the lane holds */
     bool writes;      /* this lane stores y; the other SAME - 1 lanes with the same y do not */
+    int tiles = 1;    /* of each warp of the block; more than 1 only with int8 states */
 
     /* Sets the lane's rows.  tile: the warp's first row. */
     GT_METHOD void take_rows(int tile) {
@@ -227,13 +243,6 @@ struct SharedInputs {
 
     GT_METHOD static int rows() { return block_threads() / 32 * C::TILE; }
 
-    /* The index in shared memory of number n of B and C.  For int8 states, the vectors with the same index v in
-     * adjacent lanes become adjacent, so that lanes load from different banks. */
-    GT_METHOD static int place(int n) {
-        if (!C::IS_INT8) return n;
-        const int column = n % NP, vector = column / 4;
-        return n - column + 4 * (vector % C::VECS * C::LANES + vector / C::VECS) + column % 4;
-    }
     /* Copies numbers first to end - 1 of every token, counted in the order B, C, x, z.  One copy never covers two
      * tensors. */
     GT_METHOD static void copy(const StepParams& p, const StepPlace<C>& s, int first, int end) {
@@ -245,7 +254,7 @@ struct SharedInputs {
             const int i = n - (is_z ? 2 * NP + rows() : is_x ? 2 * NP : is_C ? NP : 0) + (is_x ? s.block_row : 0);
             const int valid = (is_x ? p.P : p.N) - i;
             TokenCursor<T> from(data, p.dtype, offset_of(stride, s.b, 0, is_x ? s.h : s.g) + (valid > 0 ? i : 0));
-            uint32_t to = smem_base() + SIZE * (uint32_t)(is_x ? n : place(n));
+            uint32_t to = smem_base() + SIZE * (uint32_t)n;
             for (int t = 0; t < p.elements.T; t++, to += token, from.move(stride.t)) copy_piece(to, from, valid);
         }
         cp_async_commit();
@@ -304,16 +313,21 @@ GT_DEV void advance_rows(float (&h)[C::ROWS][C::COLUMNS], float factor, const fl
     }
 }
 
-/* Adds `sums` over the LANES lanes.  Then sums[0] to sums[HELD-1] are the totals of the rows from StepPlace::held
- * on. */
-template <class C>
-GT_DEV void sum_lanes(float (&sums)[C::ROWS], int lane) {
+/* Joins `rows` over the LANES lanes by join(a, b).  Then rows[0] to rows[HELD-1] are the results for the rows from
+ * StepPlace::held on. */
+template <class C, class Join>
+GT_DEV void join_lanes(float (&rows)[C::ROWS], int lane, const Join& join) {
     float half[C::HALF];
     GT_UNROLL
-    for (int i = 0; i < C::HALF; i++) half[i] = sums[i] + shfl_xor(sums[i + C::HALF], C::HALF_LANES);
-    reduce_scatter<C::HALF, C::HALF_LANES, 1>(half, lane);
+    for (int i = 0; i < C::HALF; i++) half[i] = join(rows[i], shfl_xor(rows[i + C::HALF], C::HALF_LANES));
+    reduce_scatter<C::HALF, C::HALF_LANES, 1>(half, lane, join);
     GT_UNROLL
-    for (int k = 0; k < C::HELD; k++) sums[k] = half[k];
+    for (int k = 0; k < C::HELD; k++) rows[k] = half[k];
+}
+
+template <class C>
+GT_DEV void sum_lanes(float (&sums)[C::ROWS], int lane) {
+    join_lanes<C>(sums, lane, [](float a, float b) { return a + b; });
 }
 
 /* Stores y = 0 for tokens t ... T-1.  y_at: at token t. */
@@ -354,16 +368,7 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
         const int row = s.row(i / C::VECS), column = s.column(i % C::VECS);
         return StatePiece{row * N + column, row < p.P ? N - column : 0, row * (int)gt_row_groups(N) + column / 4};
     };
-    const Int8State int8 = {static_cast<int8_t*>(p.state), p.scale, state.at,
-                            element.row * p.scale_stride + (int64_t)s.h * p.P};
-    const auto int8_row = [&](int i, int N) {
-        const StatePiece first = piece(C::VECS * i, N);
-        return Int8Row{first.offset, first.valid, s.row(i), first.group};
-    };
-    if constexpr (C::IS_INT8)
-        load_int8_state<VECTORS, C::ROWS, C::VECS, 4>(h[0], int8, [&](int i) { return int8_row(i, p.N); });
-    else
-        load_step_state<VECTORS, C::ROWS * C::VECS>(h[0], state, [&](int i) { return piece(i, p.N); });
+    load_step_state<VECTORS, C::ROWS * C::VECS>(h[0], state, [&](int i) { return piece(i, p.N); });
     uint32_t skip_bits[C::HELD];
     GT_UNROLL
     for (int k = 0; k < C::HELD; k++) {
@@ -420,29 +425,324 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
         if (t + 1 != element.commit) continue;
         const int N = made_here(p.N); /* otherwise the addresses of the loads above would stay in registers */
         const int64_t first_group = s.h * (p.P * gt_row_groups(N));
-        if constexpr (C::IS_INT8)
-            store_int8_state<VECTORS, C::ROWS, C::VECS, 4, C::LANES, C::HALF>(
-                int8, h[0], [&](int i) { return int8_row(i, N); }, s.lane, p.rounding, s.b, first_group);
-        else
-            store_step_state<VECTORS, C::ROWS * C::VECS>(
-                state, h[0], [&](int i) { return piece(i, N); }, p.rounding, s.b, first_group);
+        store_step_state<VECTORS, C::ROWS * C::VECS>(
+            state, h[0], [&](int i) { return piece(i, N); }, p.rounding, s.b, first_group);
     }
     clear_rows<T, C>(p, y_at, element.tokens, writes);
 }
 
-template <class T, class C, bool MIXED>
-GT_DEV void step_block(const StepParams& p) {
-    StepPlace<C> s;
+/* ---- int8 states ------------------------------------------------------------------------------------------------ */
+
+/* The inputs of a block in shared memory: for each token B, C, the rows of x, and the rows of z if there is z.  NP:
+ * columns of B and of C; columns from N on are 0. */
+template <class T, class C>
+struct Int8Inputs {
+    static constexpr uint32_t SIZE = sizeof(typename SharedElement<T>::Type);
+    static constexpr int NP = C::LANES * C::COLUMNS;
+
+    /* The index of column 0 of the lane's vector v of B.  Vectors with the same v of adjacent lanes are adjacent, so
+     * that lanes load from different banks. */
+    GT_METHOD static int column(const StepPlace<C>& s, int v) { return 4 * (s.lane + C::LANES * v); }
+
+    /* Starts to copy COPY numbers of every token, from number n of a row of the tensor on.  Numbers from `end` on
+     * become 0.  place: index in shared memory. */
+    GT_METHOD static void copy_run(const StepParams& p, const void* data, int64_t row, int64_t stride, int n, int end,
+                                   int place) {
+        TokenCursor<T> from(data, p.dtype, row + (n < end ? n : 0));
+        uint32_t at = smem_base() + SIZE * (uint32_t)place;
+        GT_NO_UNROLL
+        for (int t = 0; t < p.elements.T; t++, at += p.int8.pitch, from.move(stride)) copy_piece(at, from, end - n);
+    }
+    GT_METHOD static void copy(const StepParams& p, const StepPlace<C>& s) {
+        const int64_t B = offset_of(p.Bm_stride, s.b, 0, s.g), Cm = offset_of(p.Cm_stride, s.b, 0, s.g);
+        GT_NO_UNROLL
+        for (int n = COPY<T> * thread_id(); n < NP; n += COPY<T> * block_threads()) {
+            const uint32_t vector = (uint32_t)n / 4;
+            const int place = (int)(4 * (vector % C::VECS * C::LANES + vector / C::VECS) + (uint32_t)n % 4);
+            copy_run(p, p.Bm, B, p.Bm_stride.t, n, p.N, place);
+            copy_run(p, p.Cm, Cm, p.Cm_stride.t, n, p.N, NP + place);
+        }
+        GT_NO_UNROLL
+        for (int n = COPY<T> * thread_id(); n < p.int8.rows; n += COPY<T> * block_threads()) {
+            int row;
+            const int head = divide(s.block_row + n, p.int8.by_head, &row), end = head < p.int8.heads ? p.P : 0;
+            const int h = s.h + (end ? head : 0);
+            copy_run(p, p.x, offset_of(p.x_stride, s.b, 0, h), p.x_stride.t, row, end, 2 * NP + n);
+            if (p.z)
+                copy_run(p, p.z, offset_of(p.z_stride, s.b, 0, h), p.z_stride.t, row, end, 2 * NP + p.int8.rows + n);
+        }
+    }
+};
+
+/* A tile of an int8 state in shared memory: 16 bytes of each lane for each of its rows, then the scales of the rows.  A
+ * lane reads only its own 16 bytes, but scales that other lanes copied. */
+template <class C>
+struct Int8Tile {
+    static constexpr uint32_t SCALES = 512 * C::ROWS, BYTES = SCALES + 4 * C::TILE;
+    static_assert(C::TILE <= 32, "a lane copies one scale");
+
+    /* Starts the copies.  data, scale: of row 0.  tile: the tile's first row.  end: the number of rows.  Columns from N
+     * on become 0.  Rows that do not exist get numbers of the last row, and no result uses them. */
+    GT_METHOD static void fetch(const StepPlace<C>& s, const int8_t* data, const float* scale, int N, int tile, int end,
+                                uint32_t to) {
+        const int column = s.column(0) < N ? s.column(0) : 0, copied = s.column(0) < N ? 16 : 0;
+        const uint32_t at = to + (uint32_t)(16 * lane_id());
+        int scaled = tile + lane_id();
+        if (tile + C::TILE <= end) {
+            const int8_t *const first = data + (tile + s.first) * N + column, *const other =
+                                                                                  data + (tile + s.other) * N + column;
+            GT_UNROLL
+            for (int i = 0; i < C::ROWS; i++)
+                cp_async<16>(at + (uint32_t)(512 * i), (i < C::HALF ? first : other) + i % C::HALF * N, copied);
+        } else {
+            GT_UNROLL
+            for (int i = 0; i < C::ROWS; i++) {
+                const int row = tile + s.row(i);
+                cp_async<16>(at + (uint32_t)(512 * i), data + (row < end ? row : end - 1) * N + column, copied);
+            }
+            if (scaled >= end) scaled = end - 1;
+        }
+        if (lane_id() < C::TILE) cp_async<4>(to + SCALES + (uint32_t)(4 * lane_id()), scale + scaled);
+    }
+    /* Converts the lane's rows to fp32. */
+    GT_METHOD static void read(const StepPlace<C>& s, uint32_t from, float (&h)[C::ROWS][C::COLUMNS]) {
+        SharedPiece<float, C::HALF> first, other;
+        first.load(from + SCALES + (uint32_t)(4 * s.first));
+        other.load(from + SCALES + (uint32_t)(4 * s.other));
+        GT_UNROLL
+        for (int i = 0; i < C::ROWS; i++) {
+            const uint4 v = lds<uint4>(from + (uint32_t)(512 * i + 16 * lane_id()));
+            const float scale = i < C::HALF ? first.get(i) : other.get(i - C::HALF);
+            unpack_int8(h[i], v.x, scale), unpack_int8(h[i] + 4, v.y, scale);
+            unpack_int8(h[i] + 8, v.z, scale), unpack_int8(h[i] + 12, v.w, scale);
+        }
+    }
+};
+
+/* Rounds the lane's rows of a tile, and stores their integers.  data: of the tile's first row, which is row `tile` of
+ * `end` rows, counted from row 0 of head s.h on.  IS_RANDOM: stochastic rounding. */
+template <bool VECTORS, bool IS_RANDOM, class C>
+GT_DEV void store_int8_rows(const StepParams& p, const StepPlace<C>& s, int8_t* data, int tile, int end,
+                            const float (&inverse)[C::ROWS], const float (&h)[C::ROWS][C::COLUMNS]) {
+    const int N = p.N, left = s.column(0) < N ? end - tile : 0;
+    int8_t *const first = data + s.first * N + s.column(0), *const other = data + s.other * N + s.column(0);
+    GT_UNROLL
+    for (int i = 0; i < C::ROWS; i++) {
+        int8_t* const to = (i < C::HALF ? first : other) + i % C::HALF * N;
+        uint32_t words[C::VECS];
+        GT_UNROLL
+        for (int v = 0; v < C::VECS; v++) {
+            gt_random r;
+            if constexpr (IS_RANDOM) {
+                const int64_t row = (int64_t)s.h * p.P + made_here(tile + s.row(i));
+                r = gt_random_of_group(p.rounding.seed, p.rounding.steps[s.b],
+                                       row * gt_row_groups(N) + s.column(v) / 4);
+            }
+            words[v] = pack_finite_int8(h[i] + 4 * v, inverse[i], IS_RANDOM ? &r : nullptr);
+            if (!IS_RANDOM) words[v] = (uint32_t)made_here((int)words[v]); /* or a branch skips the computation */
+        }
+        if constexpr (VECTORS) {
+            if (s.row(i) < left) stg<uint4>(to, uint4{words[0], words[1], words[2], words[3]});
+        } else {
+            GT_UNROLL
+            for (int v = 0; v < C::VECS; v++)
+                store_int8_word<false>(to + 4 * v, words[v], s.row(i) < left ? N - s.column(v) : 0);
+        }
+    }
+}
+
+/* Stores a tile.  scale: of the tile's first row.  Other parameters: as above. */
+template <bool VECTORS, bool IS_RANDOM, class C>
+GT_DEV void store_int8_tile(const StepParams& p, const StepPlace<C>& s, int8_t* data, float* scale, int tile, int end,
+                            float (&h)[C::ROWS][C::COLUMNS]) {
+    float most[C::ROWS], inverse[C::ROWS];
+    GT_UNROLL
+    for (int i = 0; i < C::ROWS; i++) {
+        most[i] = 0.0f;
+        GT_UNROLL
+        for (int c = 0; c < C::COLUMNS; c++) most[i] = larger_or_nan(most[i], h[i][c]);
+    }
+    join_lanes<C>(most, s.lane, [](float a, float b) { return larger_or_nan(a, b); });
+    const gt_row_scale held = gt_scale_of_row(most[0]); /* of row s.held: one lane divides for all lanes of a row */
+    if (s.writes && s.held < end - tile) scale[s.held] = held.scale;
+    const int holder = lane_id() & ~(C::HALF_LANES - 1);
+    GT_UNROLL
+    for (int i = 0; i < C::ROWS; i++)
+        inverse[i] = shfl_idx(held.inverse, (i < C::HALF ? holder : holder ^ C::HALF_LANES) + i % C::HALF * C::SAME);
+    if (warp_any(held.scale != held.scale)) { /* the integers of rows with a NaN or infinity become 0 */
+        GT_UNROLL
+        for (int i = 0; i < C::ROWS * C::COLUMNS; i++)
+            if (!(inverse[i / C::COLUMNS] > 0.0f)) h[i / C::COLUMNS][i % C::COLUMNS] = 0.0f;
+    }
+    store_int8_rows<VECTORS, IS_RANDOM, C>(p, s, data, tile, end, inverse, h);
+}
+
+/* Runs one token for the lane's rows of a tile.  at: the address of the token's inputs.  x_at: the address of x of the
+ * tile's first row.  Returns y of the held row without skip and gate. */
+template <class T, class C>
+GT_DEV float advance_int8(const TokenScale& token, uint32_t at, uint32_t x_at, const StepPlace<C>& s,
+                          float (&h)[C::ROWS][C::COLUMNS]) {
+    using Inputs = Int8Inputs<T, C>;
+    SharedPiece<T, C::HALF> first, other;
+    float input[C::ROWS], sums[C::ROWS], factor = token.factor;
+    first.load(x_at + Inputs::SIZE * (uint32_t)s.first);
+    other.load(x_at + Inputs::SIZE * (uint32_t)s.other);
+    if (token.growth == FAR_OFF) { /* the factor is beyond fp32, but its product with a small state may fit */
+        GT_NO_UNROLL
+        for (int k = 0; k < 4; k++) {
+            GT_UNROLL
+            for (int i = 0; i < C::ROWS * C::COLUMNS; i++) h[i / C::COLUMNS][i % C::COLUMNS] *= factor;
+        }
+        factor = 1.0f;
+    }
+    if (token.growth == CLOSE) factor += 1.0f; /* the state's rounding exceeds the rounding of this sum */
+    GT_UNROLL
+    for (int i = 0; i < C::ROWS; i++) input[i] = token.delta * (i < C::HALF ? first.get(i) : other.get(i - C::HALF));
+    GT_UNROLL
+    for (int v = 0; v < C::VECS; v++) {
+        SharedPiece<T, 4> B, Cm;
+        B.load(at + Inputs::SIZE * (uint32_t)Inputs::column(s, v));
+        Cm.load(at + Inputs::SIZE * (uint32_t)(Inputs::NP + Inputs::column(s, v)));
+        GT_UNROLL
+        for (int c = 0; c < 4; c++) {
+            GT_UNROLL
+            for (int i = 0; i < C::ROWS; i++) {
+                float& x = h[i][4 * v + c];
+                x = fma_rn(factor, x, input[i] * B.get(c));
+                sums[i] = v + c ? fma_rn(x, Cm.get(c), sums[i]) : x * Cm.get(c);
+            }
+        }
+    }
+    sum_lanes<C>(sums, s.lane);
+    return sums[0];
+}
+
+/* The number of tiles of a warp that are in shared memory at once, if it takes `count` tiles. */
+GT_HD int int8_stages(int count) { return count < INT8_TILES ? count : INT8_TILES; }
+
+/* The heads that a warp takes in turn have adjacent states, so rows are counted from the first head's row 0 on.  If
+ * there are several heads, their tiles are full.  s: as if the warp's tile began at row 0. */
+template <class T, bool IS_RANDOM, class C>
+GT_DEV void step_int8_rows(const StepParams& p, const StepPlace<C>& s) {
+    constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
+    constexpr int AHEAD = INT8_TILES - 1; /* tiles whose copies are in flight while the warp computes one */
+    using Inputs = Int8Inputs<T, C>;
+    static_assert(C::HELD == 1 && C::COLUMNS == 16, "a lane holds y of one row, and has 16 bytes of each row");
+    const StepElement element(p.elements, s.b);
+    const int heads = p.int8.heads, tokens = p.elements.T;
+    uint32_t dt = 0, bias = 0; /* lane T i + t: of token t of head i */
+    float A = 0.0f, own_skip = 0.0f;
+    if (lane_id() < heads * tokens) {
+        int t;
+        const int h = s.h + divide(lane_id(), p.int8.by_tokens, &t);
+        dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, t, h));
+        A = p.A[h];
+        if (p.dt_bias) bias = load_bits(p.dt_bias, p.parameter_dtype, h);
+        if (!p.int8.has_channel_skips) own_skip = load_parameter(p.Dskip, p.parameter_dtype, h);
+    }
+    Inputs::copy(p, s);
+    const int start = s.block_row + warp_id() * C::TILE * s.tiles; /* the warp's first row */
+    TokenCursor<T> head_y(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.h) + start + s.held);
+    if (element.is_skipped(p.elements)) {
+        cp_async_commit();
+        cp_async_wait<0>();
+        for (int i = 0; i < heads; i++, head_y.move(p.y_stride.h)) {
+            TokenCursor<T> y_at = head_y;
+            for (int k = 0; k < s.tiles; k++, y_at.move(C::TILE))
+                clear_rows<T, C>(p, y_at, 0, s.writes ? p.P - start - k * C::TILE - s.held : 0);
+        }
+        return;
+    }
+    const int64_t first_row = (int64_t)s.h * p.P;
+    int8_t* const data = static_cast<int8_t*>(p.state) + element.row * p.row_stride + first_row * p.N;
+    float* const scale_at = p.scale + element.row * p.scale_stride + first_row;
+    const int end = p.int8.end;
+    const uint32_t ring = smem_base() + (uint32_t)tokens * p.int8.pitch +
+                          (uint32_t)(warp_id() * int8_stages(p.int8.count)) * Int8Tile<C>::BYTES;
+    const auto fetch = [&](int k) {
+        if constexpr (VECTORS) {
+            if (k < p.int8.count)
+                Int8Tile<C>::fetch(s, data, scale_at, p.N, start + k * C::TILE, end,
+                                   ring + (uint32_t)k % INT8_TILES * Int8Tile<C>::BYTES);
+            cp_async_commit();
+        }
+    };
+    GT_NO_UNROLL
+    for (int k = 0; k < AHEAD; k++) fetch(k);
+    const TokenScale own =
+        token_scale(p.rule, value_of_bits(dt, p.dt_dtype) + value_of_bits(bias, p.parameter_dtype), A);
+    if constexpr (VECTORS) cp_async_wait<AHEAD - 1>(); /* the inputs and the first tile */
+    sync_threads();
+    int k = 0, row = start; /* the warp's tile, and its first row */
+    GT_NO_UNROLL
+    for (int i = 0; i < heads; i++, head_y.move(p.y_stride.h)) {
+        TokenCursor<T> tile_y = head_y;
+        GT_NO_UNROLL
+        for (int in_head = 0; in_head < s.tiles; in_head++, k++, row += C::TILE, tile_y.move(C::TILE)) {
+            const int left = end - row, writes = s.writes ? left - s.held : 0;
+            float h[C::ROWS][C::COLUMNS];
+            float skip = shfl_idx(own_skip, i * tokens);
+            if (p.int8.has_channel_skips && s.held < left)
+                skip = load_parameter(p.Dskip, p.parameter_dtype, first_row + row + s.held);
+            fetch(k + AHEAD);
+            if constexpr (VECTORS) {
+                cp_async_wait<AHEAD>();
+                sync_warp();
+                Int8Tile<C>::read(s, ring + (uint32_t)k % INT8_TILES * Int8Tile<C>::BYTES, h);
+            } else {
+                GT_UNROLL
+                for (int r = 0; r < C::ROWS; r++) {
+                    const bool exists = s.row(r) < left;
+                    const int8_t* const numbers = data + (row + s.row(r)) * p.N;
+                    const float scale = exists ? scale_at[row + s.row(r)] : 0.0f;
+                    GT_UNROLL
+                    for (int v = 0; v < C::VECS; v++)
+                        unpack_int8(h[r] + 4 * v,
+                                    load_int8_word<false>(numbers + s.column(v), exists ? p.N - s.column(v) : 0),
+                                    scale);
+                }
+            }
+            TokenCursor<T> y_at = tile_y;
+            uint32_t at = smem_base(), x_at = at + Inputs::SIZE * (uint32_t)(2 * Inputs::NP + row - s.block_row);
+            GT_NO_UNROLL
+            for (int t = 0; t < element.tokens; t++, at += p.int8.pitch, x_at += p.int8.pitch) {
+                const int from = i * tokens + t;
+                const TokenScale token = {shfl_idx(own.delta, from), shfl_idx(own.factor, from),
+                                          shfl_idx(own.growth, from)};
+                const float sum = advance_int8<T, C>(token, at, x_at, s, h);
+                SharedPiece<T, 1> x, z;
+                x.load(x_at + Inputs::SIZE * (uint32_t)s.held);
+                float y = fma_rn(skip, x.get(0), sum);
+                if (p.z) {
+                    z.load(x_at + Inputs::SIZE * (uint32_t)(p.int8.rows + s.held));
+                    y *= silu(z.get(0));
+                }
+                if (writes > 0) y_at.store(0, y);
+                y_at.move(p.y_stride.t);
+                if (t + 1 == element.commit)
+                    store_int8_tile<VECTORS, IS_RANDOM, C>(p, s, data + row * p.N, scale_at + row, row, end, h);
+            }
+            clear_rows<T, C>(p, y_at, element.tokens, writes);
+            sync_warp(); /* before the next copies to this tile's shared memory */
+        }
+    }
+}
+
+/* Calls take() for every batch element of the block. */
+template <class C, class Take>
+GT_DEV void step_block(const StepParams& p, StepPlace<C>& s, const Take& take) {
     release_chain(); /* In a step of wkv_ssm, wkv6's kernel follows.  It shares no memory with this kernel, so it may
                       * start early. */
     int in_strand, part, in_group;
     const int strand = divide(block_x(), p.by_strand, &in_strand);
     s.h = divide(in_strand, p.by_head, &part);
+    if (C::IS_INT8) s.h *= p.int8.heads;
     s.g = divide(s.h, p.by_group, &in_group);
-    s.block_row = part * (block_threads() / 32) * C::TILE;
-    s.take_rows(s.block_row + warp_id() * C::TILE); /* a warp without rows takes part in the copies, too */
+    s.block_row = part * (block_threads() / 32) * C::TILE * s.tiles;
+    s.take_rows(C::IS_INT8 ? 0 : s.block_row + warp_id() * C::TILE); /* a warp without rows takes part in the copies,
+                                                                      * too */
     for (s.b = strand; s.b < p.B; s.b += p.strands) {
-        step_rows<T, StepInputs<T, C>, MIXED>(p, s);
+        take();
         if (s.b + p.strands < p.B) sync_threads(); /* before shared memory is written again */
     }
 }
@@ -450,13 +750,19 @@ GT_DEV void step_block(const StepParams& p) {
 template <class T, int LANES, int VECS, int ROWS, bool MIXED>
 GT_KERNEL(32 * STEP_WARPS, (StepBlocks<T, VECS, ROWS>::VALUE))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
-    step_block<T, StepTraits<LANES, VECS, ROWS>, MIXED>(p);
+    using C = StepTraits<LANES, VECS, ROWS>;
+    StepPlace<C> s;
+    step_block(p, s, [&] { step_rows<T, StepInputs<T, C>, MIXED>(p, s); });
 }
 
-template <class T, int LANES>
-GT_KERNEL(32 * INT8_STEP_WARPS, (Int8StepBlocks<T>::VALUE))
+/* IS_RANDOM: stochastic rounding, in a kernel of its own because it takes more registers. */
+template <class T, int LANES, bool IS_RANDOM>
+GT_KERNEL(32 * INT8_TILES, (Int8StepBlocks<T, IS_RANDOM>::VALUE))
 step_int8_kernel(const GT_GRID_CONSTANT StepParams p) {
-    step_block<T, Int8StepTraits<LANES>, true>(p);
+    using C = Int8StepTraits<LANES>;
+    StepPlace<C> s;
+    s.tiles = p.int8.tiles;
+    step_block(p, s, [&] { step_int8_rows<T, IS_RANDOM, C>(p, s); });
 }
 
 /* ---- launch ---------------------------------------------------------------------------------------------------- */
@@ -523,36 +829,66 @@ static inline gt_status with_step_size(const gt_ssd_args& a, const Device& devic
     return a.N <= 128 ? launch(StepTraits<16, 2, 4>()) : launch(StepTraits<32, 2, 4>());
 }
 
-template <class T, class C>
-static inline gt_status launch_step_of(const char* name, void (*kernel)(StepParams), int most_warps,
-                                       const gt_ssd_args& a, Chain& chain) {
-    const StepGrid grid(a.P, C::TILE, most_warps);
-    const int pitch = shared_pitch(SharedInputs<T, C>::NP, (int)grid.warps * C::TILE, a.z);
-    const StepParams p = step_params_of(a, grid);
-    return run(name, kernel, p.strands * a.H * grid.parts, 32 * (unsigned)grid.warps,
-               (size_t)a.T * (size_t)pitch * SharedInputs<T, C>::SIZE, chain, p);
-}
-
 template <class T, bool MIXED>
 static inline gt_status launch_step_with(const gt_ssd_args& a, const Device& device, Chain& chain) {
     return with_step_size<T>(a, device, [&](auto traits) {
         using C = decltype(traits);
-        return launch_step_of<T, C>("ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS, MIXED>, STEP_WARPS, a,
-                                    chain);
+        const StepGrid grid(a.P, C::TILE, STEP_WARPS);
+        const int pitch = shared_pitch(SharedInputs<T, C>::NP, (int)grid.warps * C::TILE, a.z);
+        const StepParams p = step_params_of(a, grid);
+        return run("ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS, MIXED>, p.strands * a.H * grid.parts,
+                   32 * (unsigned)grid.warps, (size_t)a.T * (size_t)pitch * SharedInputs<T, C>::SIZE, chain, p);
     });
 }
 
+/* How many tiles of a head, and how many heads, a warp takes with int8 states.  More of them share the work before the
+ * first tile.  But every multiprocessor should have 8 warps. */
+struct Int8Share {
+    int tiles = 1, heads = 1;
+    Int8Share(const gt_ssd_args& a, int tile, const Device& device) {
+        const int64_t all = (a.P + tile - 1) / tile, parts = (all + INT8_TILES - 1) / INT8_TILES;
+        const double warps = (double)a.B * (double)a.H * (double)parts / (8.0 * device.multiprocessors);
+        if (warps < 1) return;
+        tiles = (int)((all + parts - 1) / parts);
+        if (parts > 1 || a.P % tile) return;
+        while (heads < INT8_HEADS && a.H / a.G % (2 * heads) == 0 && 2 * heads * a.T <= 32 && warps >= 2 * heads)
+            heads *= 2;
+    }
+};
+
 template <class T, int LANES>
-static inline gt_status launch_int8_step_of(const gt_ssd_args& a, Chain& chain) {
-    return launch_step_of<T, Int8StepTraits<LANES>>("ssd step_int8_kernel", step_int8_kernel<T, LANES>, INT8_STEP_WARPS,
-                                                    a, chain);
+static inline gt_status launch_int8_step_of(const gt_ssd_args& a, const Device& device, Chain& chain) {
+    using C = Int8StepTraits<LANES>;
+    using Inputs = Int8Inputs<T, C>;
+    const Int8Share share(a, C::TILE, device);
+    const StepGrid grid(a.P, C::TILE * share.tiles, INT8_TILES / share.tiles);
+    const int count = share.tiles * share.heads, rows = (int)grid.warps * C::TILE * count;
+    const uint32_t pitch = Inputs::SIZE * (uint32_t)shared_pitch(Inputs::NP, rows, a.z);
+    size_t bytes = (size_t)a.T * pitch;
+    if (!std::is_same<T, AnyType>::value) bytes += (size_t)(grid.warps * int8_stages(count)) * Int8Tile<C>::BYTES;
+    StepParams p = step_params_of(a, grid);
+    const int64_t blocks = a.H / share.heads * grid.parts; /* of a batch element */
+    p.strands = strands(a.B, blocks, INT32_MAX);
+    p.by_strand = divide_by((int)blocks);
+    p.int8 = {share.tiles,
+              share.heads,
+              count,
+              share.heads * (int)a.P,
+              rows,
+              a.Dskip && a.Dskip_per_channel,
+              pitch,
+              divide_by((int)a.P),
+              divide_by((int)a.T)};
+    return run("ssd step_int8_kernel",
+               a.rounding_seed ? step_int8_kernel<T, LANES, true> : step_int8_kernel<T, LANES, false>,
+               p.strands * blocks, 32 * (unsigned)grid.warps, bytes, chain, p);
 }
 
 template <class T>
-static inline gt_status launch_int8_step(const gt_ssd_args& a, Chain& chain) {
+static inline gt_status launch_int8_step(const gt_ssd_args& a, const Device& device, Chain& chain) {
     if constexpr (BUILT_N64)
-        if (a.N <= 64) return launch_int8_step_of<T, 4>(a, chain);
-    return a.N <= 128 ? launch_int8_step_of<T, 8>(a, chain) : launch_int8_step_of<T, 16>(a, chain);
+        if (a.N <= 64) return launch_int8_step_of<T, 4>(a, device, chain);
+    return a.N <= 128 ? launch_int8_step_of<T, 8>(a, device, chain) : launch_int8_step_of<T, 16>(a, device, chain);
 }
 
 /* Launches the step kernel.  The function is a template, so a file that includes this one only for device code does not
@@ -561,8 +897,8 @@ template <class Stream>
 static inline gt_status launch_step(const gt_ssd_args& a, const Device& device, Stream& chain) {
     if (a.T == 0) return GT_OK;
     if (a.state_dtype == GT_INT8) {
-        if (!has_step_vectors(a)) return launch_int8_step<AnyType>(a, chain);
-        return with_activations(a.dtype, [&](auto type) { return launch_int8_step<decltype(type)>(a, chain); });
+        if (!has_step_vectors(a)) return launch_int8_step<AnyType>(a, device, chain);
+        return with_activations(a.dtype, [&](auto type) { return launch_int8_step<decltype(type)>(a, device, chain); });
     }
     if (!has_step_vectors(a)) return launch_step_with<AnyType, true>(a, device, chain);
     const bool is_mixed = dtype_or_fp32(a.state_dtype) != GT_F32 || dtype_or_fp32(a.parameter_dtype) != GT_F32;

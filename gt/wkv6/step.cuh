@@ -244,7 +244,7 @@ GT_DEV void step_block(const StepParams& p) {
     const Int8State int8 = {static_cast<int8_t*>(p.state), p.scale, state.at,
                             element.row * p.scale_stride + h * ((int64_t)in.N * of_row)};
     if constexpr (IS_INT8)
-        load_int8_state<IS_ALIGNED, C::ROWS, 1, 4>(s, int8, [&](int q) { return step_int8_row<C>(in, slot, j, q); });
+        load_int8_state<IS_ALIGNED, C::ROWS>(s, int8, [&](int q) { return step_int8_row<C>(in, slot, j, q); });
     else
         load_step_state<IS_ALIGNED, C::ROWS>(s, state, [&](int q) { return step_piece<C>(in, slot, j, q); });
     for (int first = 0;; first += C::TOKENS) {
@@ -264,7 +264,7 @@ GT_DEV void step_block(const StepParams& p) {
                 made_here(slot); /* or the compiler keeps the loads' addresses for the stores, 2 registers per row */
             const int64_t first_group = h * (in.N * gt_row_groups(in.V));
             if constexpr (IS_INT8)
-                store_int8_state<IS_ALIGNED, C::ROWS, 1, 4, C::LANES, 0>(
+                store_int8_state<IS_ALIGNED, C::ROWS, C::LANES>(
                     int8, s, [&](int q) { return step_int8_row<C>(in, row, j, q); }, lane, p.rounding, b, first_group);
             else
                 store_step_state<IS_ALIGNED, C::ROWS>(

@@ -209,6 +209,11 @@ static const test_case steps[] = {
     /* decays near 1, and decays that forget the state at once */
     {SSD(.B = 2, .H = 4, .P = 8, .N = 128), .name = "slow steps", .fill = {{"A", -7, 1, 0, 0}}},
     {SSD(.B = 2, .H = 4, .P = 8, .N = 20), .name = "steps that forget", .fill = {{"A", 0, 0.5, -10000, 0.5}}},
+    /* int8 states: warps that take several tiles of a head, and several heads */
+    {SSD(.B = 2, .H = 16, .P = 28, .N = 256, .softplus = 1), .name = "steps"},
+    {SSD(.B = 4, .H = 32, .P = 32, .N = 112, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "steps"},
+    {SSD(.B = 4, .H = 16, .P = 64, .N = 64, .G = 4, .softplus = 1), .name = "steps", .absent = "z"},
+    {SSD(.B = 5, .H = 32, .P = 8, .N = 256, .softplus = 1), .name = "steps", .fill = {{"A", -7, 1, 0, 0}}},
     {.op = NULL}};
 
 #define STEP_KERNELS(type, mixed)                                                                                      \
@@ -220,8 +225,10 @@ static const test_case steps[] = {
 #define ALL_STEP_KERNELS(type)                                                                                         \
     STEP_KERNELS(type, "false"), STEP_KERNELS(type, "true"), WIDE_STEP_KERNELS(type, "false"),                         \
         WIDE_STEP_KERNELS(type, "true")
-#define INT8_STEP_KERNELS(type)                                                                                        \
-    "ssd::step_int8_kernel<" type ", 4>", "ssd::step_int8_kernel<" type ", 8>", "ssd::step_int8_kernel<" type ", 16>"
+#define SOME_INT8_STEP_KERNELS(type, random)                                                                           \
+    "ssd::step_int8_kernel<" type ", 4, " random ">", "ssd::step_int8_kernel<" type ", 8, " random ">",                \
+        "ssd::step_int8_kernel<" type ", 16, " random ">"
+#define INT8_STEP_KERNELS(type) SOME_INT8_STEP_KERNELS(type, "false"), SOME_INT8_STEP_KERNELS(type, "true")
 static const char *const step_kernels[] = {INT8_STEP_KERNELS("float"),
                                            INT8_STEP_KERNELS("gt::bf16"),
                                            INT8_STEP_KERNELS("gt::f16"),
