@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
 # shard_map needs two devices.  JAX must not take all memory of a GPU, since PyTorch's tests run in the same process.
@@ -560,6 +561,35 @@ class Transforms(Quiet):
                 right = jax.grad(functools.partial(loss, run))(given)
                 for name in given:
                     self.close(found[name], right[name], 1e-6, f"d{name}")
+
+
+class CommandBuffers(unittest.TestCase):
+    """XLA captures calls in command buffers, which are CUDA graphs.  Replays have the bits of calls without them."""
+
+    @unittest.skipIf(len(DEVICES) == 1, "no GPU")
+    def test_replays_have_the_same_bits(self):
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "command_buffers.py")
+        found = []
+        with tempfile.TemporaryDirectory() as folder:
+            for flags in ("", "FUSION,CUSTOM_CALL"):
+                path, dump = (os.path.join(folder, flags + name) for name in (".npz", ".dump"))
+                flags = f"--xla_gpu_enable_command_buffer={flags} --xla_gpu_graph_min_graph_size=1"
+                subprocess.run([sys.executable, program, path], check=True,
+                               env={**os.environ, "XLA_FLAGS": f"{flags} --xla_dump_to={dump}"})
+                with np.load(path) as results:
+                    found.append(dict(results))
+            inside, outside = 0, []
+            for name in os.listdir(dump):
+                if name.endswith("thunk_sequence_after_thunk_passes.txt"):
+                    with open(os.path.join(dump, name), encoding="utf-8") as lines:
+                        calls = [line for line in lines if "kCustomCall" in line]
+                    inside += sum(line.startswith(" ") for line in calls)  # lines of a command buffer are indented
+                    outside += [f"{name}: {line}" for line in calls if not line.startswith(" ")]
+        self.assertEqual(outside, [])
+        self.assertGreaterEqual(inside, 2 * len(OPS) + len(RECURRENT))
+        self.assertEqual(found[0].keys(), found[1].keys())
+        for name, value in found[0].items():
+            np.testing.assert_array_equal(value, found[1][name], name)
 
 
 class Errors(Quiet):
