@@ -50,7 +50,7 @@
  * for y, 1 for the largest magnitude, 1.75 to round, 0.6 to load B and C, 5 for the rest.
  * GRID: a strand is a set of H * parts blocks that covers all rows: a part is up to STEP_WARPS warps of one head.
  * Every batch element has its own strand, unless the grid would become too large.  Then strands take several batch
- * elements in turn. */
+ * elements in turn.  With int8 states a block may take several heads, so a strand has fewer blocks. */
 #ifndef GT_SSD_STEP_CUH
 #define GT_SSD_STEP_CUH
 
