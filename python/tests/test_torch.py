@@ -19,13 +19,13 @@ except ImportError:
 
 import loops
 from gt_kernels import ArgumentError, Error, UnsupportedError, c
-from gt_kernels._operators import OPERATORS
+from gt_kernels._operators import OPERATORS, schema_name
 import gt_kernels.torch as gt
 from gt_kernels.torch import _engine, _plan
 from gt_kernels.torch._errors import named
 
 STEPPED = ("wkv6", "ssd", "selective_scan", "conv1d", "wkv4")
-RECURRENT = STEPPED + ("conv_ssd", "wkv_ssm")
+RECURRENT = STEPPED + ("conv_ssd", "wkv_ssm", "wkv_ssm_mixed")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DEVICES = ["cpu"]
 if torch.cuda.is_available() and c.gt_device_supported(-1) == c.GT_OK:
@@ -36,7 +36,10 @@ INPUTS = {
     "norm_mix": "a b gain_a gain_b residual", "norm_gate": "x z gamma beta", "add_norm": "x residual gamma beta",
     "conv_ssd": "xBC dt weight A bias Dskip z dt_bias conv_state state",
     "wkv_ssm": "r k v w u x dt A Bm Cm Dskip z dt_bias wkv_state ssm_state", "wkv4": "k v w u state",
+    "wkv_ssm_mixed": "r k v w u x dt A Bm Cm Dskip z dt_bias gain_wkv gain_ssm residual wkv_state ssm_state",
 }
+MIXED = ("gain_wkv", "gain_ssm", "residual")  # arguments that only a mixed call of wkv_ssm takes
+PUBLIC = {**{op: op for op in INPUTS}, "wkv_ssm_mixed": "wkv_ssm"}  # functions of gt_kernels.torch
 ACTIVATIONS = set("r k v w x xBC dt Bm Cm z a b residual".split())
 STATES = ("state", "conv_state", "wkv_state", "ssm_state")
 
@@ -62,6 +65,11 @@ def shapes(op, B=2, T=19, rows=None):
                         dt=(B, T, 2 * H), A=(2 * H,), Bm=(B, T, G, 2 * N), Cm=(B, T, G, 2 * N), Dskip=(2 * H,),
                         z=(B, T, 2 * H, P), dt_bias=(2 * H,), wkv_state=(rows, H, N, V),
                         ssm_state=(rows, 2 * H, P, 2 * N)),
+        "wkv_ssm_mixed": dict(r=(B, T, H, N), k=(B, T, H, N), v=(B, T, H, 6), w=(B, T, H, N), u=(H, N),
+                              x=(B, T, 2 * H, 3), dt=(B, T, 2 * H), A=(2 * H,), Bm=(B, T, G, 2 * N), Cm=(B, T, G, 2 * N),
+                              Dskip=(2 * H,), z=(B, T, 2 * H, 3), dt_bias=(2 * H,), gain_wkv=(H, 6),
+                              gain_ssm=(2 * H, 3), residual=(B, T, H, 6), wkv_state=(rows, H, N, 6),
+                              ssm_state=(rows, 2 * H, 3, 2 * N)),
         "conv1d": dict(x=(B, T, D), weight=(D, W), bias=(D,), state=(rows, D, W - 1)),
         "wkv4": dict(k=(B, T, D), v=(B, T, D), w=(D,), u=(D,), state=(rows, 3, D)),
         "rmsnorm_linear": dict(x=(B, T, D), weight=(O, D), gamma=(D,), beta=(D,), bias=(O,)),
@@ -106,10 +114,15 @@ def call(module, op, tensors, **options):
         return getattr(module, op)(*values, **options), None
     if module is gt:
         options["final_state"] = True
+        if op == "wkv_ssm_mixed":
+            options["mixed"] = True
+    if op == "wkv_ssm_mixed":
+        values = [tensors[name] for name in INPUTS["wkv_ssm"].split() if name not in STATES]
+        options.update((name, tensors[name]) for name in MIXED)
     if op == "conv_ssd":
         options = {**options, "state_size": 8, "groups": 2}
     states = {name: tensors[name] for name in INPUTS[op].split() if name in STATES}
-    results = getattr(module, op)(*values, **states, **options)
+    results = getattr(module, PUBLIC[op] if module is gt else op)(*values, **states, **options)
     return side_by_side(results[: -len(states)], 2), side_by_side(results[-len(states):], 1)
 
 
@@ -169,8 +182,12 @@ class Numbers(unittest.TestCase):
                      "norm_mix": ("gain_a", "gain_b", "residual"), "norm_gate": ("z", "gamma", "beta"),
                      "add_norm": ("residual", "gamma", "beta"),
                      "conv_ssd": ("bias", "Dskip", "z", "dt_bias", "conv_state", "state"),
-                     "wkv_ssm": ("u", "Dskip", "z", "dt_bias", "wkv_state", "ssm_state")}[op]:
+                     "wkv_ssm": ("u", "Dskip", "z", "dt_bias", "wkv_state", "ssm_state"),
+                     "wkv_ssm_mixed": ("u", "z", *MIXED, "ssm_state")}[op]:
             yield f"no {left}", (left,), {}
+        if op == "wkv_ssm_mixed":
+            yield "no gains", ("gain_wkv", "gain_ssm"), {}
+            yield "nothing but the branches", MIXED, {"recompute": True}
         yield from {
             "wkv6": [("segments", (), {"segments": 3}), ("recompute", (), {"recompute": True})],
             "ssd": [("softplus", (), {"softplus": True}), ("limits", (), {"softplus": True, "dt_limit": (0.2, 0.9)}),
@@ -187,7 +204,7 @@ class Numbers(unittest.TestCase):
                          ("no residual, reads the sum", ("residual",), {"reads_sum": True}),
                          ("sum in fp32", (), {"sum_in_fp32": True}),
                          ("no residual, sum in fp32", ("residual",), {"sum_in_fp32": True})],
-            **dict.fromkeys(("conv_ssd", "wkv_ssm"), [
+            **dict.fromkeys(("conv_ssd", "wkv_ssm", "wkv_ssm_mixed"), [
                 ("softplus", (), {"softplus": True}), ("limits", (), {"softplus": True, "dt_limit": (0.2, 0.9)}),
                 ("segments", (), {"segments": 3}), ("recompute", (), {"recompute": True})]),
         }[op]
@@ -202,7 +219,7 @@ class Numbers(unittest.TestCase):
 
     def test_log_decay(self):
         for device in DEVICES:
-            for op in ("wkv6", "wkv_ssm"):
+            for op in ("wkv6", "wkv_ssm", "wkv_ssm_mixed"):
                 tensors = make(op, device)
                 tensors["w"] = (-tensors["w"].detach().exp()).requires_grad_()
                 self.compare(op, tensors, torch.float32, "log", decay="log")
@@ -231,9 +248,9 @@ class Numbers(unittest.TestCase):
 
     def test_skip_of_each_channel(self):
         for device in DEVICES:
-            for op in ("ssd", "conv_ssd", "wkv_ssm"):
+            for op in ("ssd", "conv_ssd", "wkv_ssm", "wkv_ssm_mixed"):
                 shape = shapes(op)
-                shape["Dskip"] += (6,)
+                shape["Dskip"] += (3 if op == "wkv_ssm_mixed" else 6,)
                 self.compare(op, make(op, device, shape=shape), torch.float32, f"{op}: Dskip [H,P]")
 
     def test_shared_state(self):
@@ -276,7 +293,7 @@ class Numbers(unittest.TestCase):
                 self.assertEqual(state.shape[0], 5)
 
     def test_one_state_shared_and_the_other_not(self):
-        for op, name in (("conv_ssd", "conv_state"), ("wkv_ssm", "wkv_state")):
+        for op, name in (("conv_ssd", "conv_state"), ("wkv_ssm", "wkv_state"), ("wkv_ssm_mixed", "ssm_state")):
             tensors = make(op)
             with self.assertRaisesRegex(ArgumentError, "both must have one, or neither"):
                 call(gt, op, {**tensors, name: tensors[name][0]})
@@ -328,7 +345,7 @@ class Numbers(unittest.TestCase):
 
     def test_backward_reads_y(self):
         """Passes y to backward as on a GPU.  The twins accept y, but compute dz without it, so no gradient changes."""
-        for op in ("ssd", "conv_ssd", "wkv_ssm"):
+        for op in ("ssd", "conv_ssd", "wkv_ssm", "wkv_ssm_mixed"):
             tensors = make(op, dtype=torch.bfloat16)
             expected = gradients(tensors, *call(gt, op, tensors))
             for without in ((), ("z",)):
@@ -345,7 +362,8 @@ class Numbers(unittest.TestCase):
                         self.assertTrue(torch.equal(found[name], expected[name]), f"{op} d{name}")
                     plan, = (plan for key, plan in engine.plans.items() if key[0] == "backward")
                     args = plan.struct.from_buffer_copy(plan.template)
-                    self.assertEqual(getattr(args, "ssd", args).reads_y, not without)
+                    # y of a mixed call is there without z, too, because the gradient of gain_ssm needs it
+                    self.assertEqual(getattr(args, "ssd", args).reads_y, op == "wkv_ssm_mixed" or not without)
         tensors = make("ssd", dtype=torch.bfloat16)
         with unittest.mock.patch.object(_engine, "_READS_Y", ("cpu",)):
             y = gt.ssd(*[tensors[name] for name in INPUTS["ssd"].split()])
@@ -432,7 +450,7 @@ class Bits(unittest.TestCase):
         field = {"state": "state_in", "conv_state": "conv_state_in", "wkv_state": "state_in",
                  "ssm_state": "state_in"}.get(name, name)
         inner = args
-        if op == "wkv_ssm":
+        if op in ("wkv_ssm", "wkv_ssm_mixed") and name not in MIXED:
             inner = args.wkv6 if name in ("r", "k", "v", "w", "u", "wkv_state") else args.ssd
         return inner, field, "conv_dstate_in" if name == "conv_state" else f"d{field}"
 
@@ -442,7 +460,7 @@ class Bits(unittest.TestCase):
         return (args.wkv6, args.ssd) if op == "wkv_ssm" else (args,)
 
     def direct(self, op, tensors, sizes, options, device):
-        struct = getattr(c, f"gt_{op}_args")
+        struct = getattr(c, f"gt_{PUBLIC[op]}_args")
         dtype = {torch.float32: c.GT_F32, torch.bfloat16: c.GT_BF16, torch.float16: c.GT_F16}[next(iter(tensors.values())).dtype]
         args, back, keep, out = struct(), struct(), [], {}
         first = next(iter(tensors.values()))
@@ -454,12 +472,17 @@ class Bits(unittest.TestCase):
             for name, value in tensors.items():
                 inner, field, _ = self.place(op, call_args, name)
                 setattr(inner, field, value.data_ptr())
-        y_shapes = {"wkv6": (tensors.get("v"),), "wkv_ssm": (tensors.get("v"), tensors.get("x")),
+        y_shapes = {"wkv6": (tensors.get("v"),), "wkv_ssm_mixed": (tensors.get("v"),), "wkv_ssm": (tensors.get("v"), tensors.get("x")),
                     "conv_ssd": (tensors.get("z"),)}.get(op, (first,))
         y_shapes = [(*value.shape[:-1], sizes["O"]) if "O" in sizes else value.shape for value in y_shapes]
         ys = [torch.empty(shape, dtype=first.dtype, device=device) for shape in y_shapes]
+        y_field = "mixed" if op == "wkv_ssm_mixed" else "y"
         for inner, y in zip(self.outer(op, args), ys):
-            inner.y = y.data_ptr()
+            setattr(inner, y_field, y.data_ptr())
+        if op == "wkv_ssm_mixed":  # backward reads y of both branches
+            for name, like in (("wkv6", "v"), ("ssd", "x")):
+                keep.append(torch.empty_like(tensors[like]))
+                getattr(args, name).y = getattr(back, name).y = keep[-1].data_ptr()
         states = [name for name in INPUTS[op].split() if name in STATES]
         finals = [torch.empty_like(tensors[name]) for name in states]
         for name, final in zip(states, finals):
@@ -476,9 +499,9 @@ class Bits(unittest.TestCase):
         dys = dy.split([y.flatten(2).shape[2] for y in ys], 2) if len(ys) > 1 else [dy]
         for inner, part in zip(self.outer(op, back), dys):
             keep.append(part.contiguous())
-            inner.dy = keep[-1].data_ptr()
+            setattr(inner, f"d{y_field}", keep[-1].data_ptr())
         for name, value in tensors.items():
-            if (op, name) == ("norm_mix", "residual"):
+            if (op, name) in (("norm_mix", "residual"), ("wkv_ssm_mixed", "residual")):
                 out["dresidual"] = dy
                 continue
             wide = (op, name) == ("rmsnorm_linear", "weight")
@@ -503,6 +526,7 @@ class Bits(unittest.TestCase):
         return out
 
     def launch(self, op, name, args, device, keep):
+        op = PUBLIC[op]
         if device == "cpu":
             c.check(getattr(c, f"gt_ref_{op}_{name}")(args))
             return
@@ -524,6 +548,8 @@ class Bits(unittest.TestCase):
                                 {"softplus": 1, "dt_limit": 1, "dt_min": 0.2, "dt_max": 0.9}),
                    "wkv_ssm": ({"softplus": True, "scale": 0.5, "segments": 2},
                                {"ssd.softplus": 1, "wkv6.scale": 0.5, "segments": 2}),
+                   "wkv_ssm_mixed": ({"softplus": True, "scale": 0.5, "segments": 2},
+                                     {"ssd.softplus": 1, "wkv6.scale": 0.5, "segments": 2, "ssd.reads_y": 1}),
                    "wkv4": ({"decay": "log"}, {"decay": c.GT_DECAY_LOG}),
                    "norm_mix": ({"heads": 3}, {"H": 3}), "norm_gate": ({"heads": 2, "norm": "layer"},
                                                                       {"H": 2, "norm": c.GT_NORM_LAYER}),
@@ -533,6 +559,8 @@ class Bits(unittest.TestCase):
                  "conv_ssd": dict(B=2, T=19, H=4, P=6, N=8, G=2, W=4),
                  "wkv_ssm": {"B": 2, "T": 19, "wkv6.H": 4, "wkv6.N": 8, "ssd.H": 8, "ssd.P": 6, "ssd.N": 16,
                              "ssd.G": 2},
+                 "wkv_ssm_mixed": {"B": 2, "T": 19, "wkv6.H": 4, "wkv6.N": 8, "wkv6.V": 6, "ssd.H": 8, "ssd.P": 3,
+                                   "ssd.N": 16, "ssd.G": 2},
                  "rmsnorm_linear": dict(M=38, D=12, O=10), "norm_mix": dict(M=38, D=12), "norm_gate": dict(M=38, D=12),
                  "add_norm": dict(M=38, D=12)}
         for device in DEVICES:
@@ -1125,9 +1153,9 @@ class Layouts(unittest.TestCase):
                             self.assertLess(error, 1e-5, name)
 
     def test_others_are_copied_with_one_warning(self):
-        gt.warn_on_copy(True)
         self.addCleanup(gt.warn_on_copy, False)
         for op in INPUTS:
+            gt.warn_on_copy(True)
             tensors = make(op)
             moved = {name: self.relaid(op, name, value, "expanded") for name, value in tensors.items()}
             same = {name: value if value is None else value.detach().contiguous() for name, value in moved.items()}
@@ -1237,7 +1265,7 @@ class Errors(unittest.TestCase):
             y, _ = call(gt, op, tensors)
             first = next(iter(tensors.values()))
             grad, = torch.autograd.grad(y.square().sum(), first, create_graph=True)
-            with self.assertRaisesRegex(NotImplementedError, f"{op}: gradients of gradients"):
+            with self.assertRaisesRegex(NotImplementedError, f"{PUBLIC[op]}: gradients of gradients"):
                 grad.square().sum().backward()
 
 
@@ -1352,7 +1380,7 @@ class Kinds(unittest.TestCase):
                             other = {**tensors, name: make_other(tensors[name])}
                             if before:
                                 call(gt, op, tensors)
-                            with self.assertRaisesRegex(Error, f"^gt_kernels.torch.{op}: {name} "):
+                            with self.assertRaisesRegex(Error, f"^gt_kernels.torch.{PUBLIC[op]}: {name} "):
                                 call(gt, op, other)
 
     def test_a_refused_tensor_leaves_no_plan(self):
@@ -1453,28 +1481,27 @@ class PyTorch(unittest.TestCase):
             options = {"wkv6": (0, 0.5, 0), "wkv4": (0, 0), "ssd": (1, 0, 0.0, 0.0, 0), "selective_scan": (1, 0), "conv1d": (1,),
                        "rmsnorm_linear": (0, 1e-5), "norm_mix": (3, 1e-5), "norm_gate": (0, 0, 2, 1e-5),
                        "add_norm": (0, 1e-5, 0, 1),
-                       "conv_ssd": (8, 2, 1, 0, 0.0, 0.0, 0), "wkv_ssm": (0, 0.5, 1, 1, 0.2, 0.9, 0)}[op]
+                       "conv_ssd": (8, 2, 1, 0, 0.0, 0.0, 0), "wkv_ssm": (0, 0.5, 1, 1, 0.2, 0.9, 0),
+                       "wkv_ssm_mixed": (0, 0.5, 1, 1, 0.2, 0.9, 0)}[op]
             packed = (None, None) if op in RECURRENT else ()
             states = sum(name in STATES for name in tensors)
-            has_saved = op not in ("conv1d", "norm_mix", "norm_gate", "add_norm")
-            wanted = (True,) * (states + has_saved)
-            ops = torch.ops.gt_kernels
+            engine, ops = _engine.ENGINES[op], torch.ops.gt_kernels
+            wanted = (True,) * (len(engine.results) - engine.y_count)
             with self.subTest(op=op):
                 torch.library.opcheck(getattr(ops, f"{op}_forward").default, (*values, *packed, *options, *wanted))
                 torch.library.opcheck(getattr(ops, f"{op}_infer").default,
                                       ([v.detach() for v in values] + [*packed, *options] + [True] * states))
                 outputs = getattr(ops, f"{op}_forward")(*(v.detach() for v in values), *packed, *options, *wanted)
                 outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-                engine = _engine.ENGINES[op]
                 names = engine.names["backward"]
-                made = {"saved": outputs[-1] if has_saved else None, "sum": outputs[-1]}
-                made.update(zip(names, outputs))  # backward's first arguments are gradients of outputs
+                made = dict(zip(map(schema_name, engine.results), outputs))
+                made.update(zip(names, outputs[:len(engine.operator.outputs)]))  # gradients of the outputs
                 given = [made.get(name) for name in names[:len(names) - len(values) - len(packed)]]
                 torch.library.opcheck(getattr(ops, f"{op}_backward").default,
                                       (*given, *(v.detach() for v in values), *packed, *options,
                                        2 ** len(engine.gradients) - 1),
                                       test_utils=("test_schema", "test_faketensor"))  # forward passed the others
-                if op in STEPPED:
+                if "step" in engine.names:
                     plain = [v.detach() for v in values]
                     torch.library.opcheck(getattr(ops, f"{op}_step").default, (*plain, *no_arrays(op), *options))
 
@@ -1671,7 +1698,7 @@ class PyTorch(unittest.TestCase):
 
                 for use in (dual, torch.func.jacfwd(function), lambda v: torch.func.jvp(function, (v,), (v,)),
                             lambda v: torch.func.linearize(function, v)):
-                    with self.assertRaisesRegex(UnsupportedError, f"{op}: forward-mode"):
+                    with self.assertRaisesRegex(UnsupportedError, f"{PUBLIC[op]}: forward-mode"):
                         use(value)
 
     def test_other_transforms(self):
