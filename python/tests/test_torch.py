@@ -1116,6 +1116,208 @@ class Snapshots(unittest.TestCase):
                 self.call("conv_ssd", tensors, **states, cu_seqlens=bounds, slots=slots, **buffers, snapshot_every=128)
 
 
+class Mixed(unittest.TestCase):
+    """Calls of wkv_ssm that add the branches, and the steps of wkv_ssm.  Other classes compare numbers and bits."""
+
+    def kept(self, tensors):
+        """Returns which of (y of wkv6, y of ssd) a call keeps for backward.  Checks that it returns neither."""
+        engine, kept = _engine.ENGINES["wkv_ssm_mixed"], []
+        engine.plans.clear()
+        engine.seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            results = gt.wkv_ssm(**tensors, mixed=True)
+        self.assertIs(type(results), torch.Tensor)
+        (key, plan), = engine.plans.items()
+        fields = [field for field, *_ in plan.outputs]
+        self.assertEqual([field for field, *_ in plan.scratch], [] if "ssd.y" in fields else ["ssd.y"])
+        self.assertFalse(set(fields) - {"mixed", "wkv6.y", "ssd.y", "saved"})
+        tails = {name: tuple(tensors[name].shape) for name in ("v", "x")}
+        found = [t for t in kept if not any(t is value or t.data_ptr() == value.data_ptr() for value in
+                                            tensors.values() if value is not None)]
+        self.assertEqual(sorted(tuple(t.shape) for t in found if t.dtype != torch.uint8),
+                         sorted(tails[{"wkv6.y": "v", "ssd.y": "x"}[field]] for field in fields if "y" in field))
+        return tuple(field in fields for field in ("wkv6.y", "ssd.y"))
+
+    def test_what_a_call_keeps(self):
+        """y of a branch is kept only for the gradient of its gain."""
+        for wanted in itertools.product((False, True), repeat=2):
+            tensors = make("wkv_ssm_mixed")
+            for name, is_wanted in zip(MIXED, wanted):
+                tensors[name].requires_grad_(is_wanted)
+            self.assertEqual(self.kept(tensors), wanted)
+        with torch.no_grad():
+            self.assertEqual(self.kept(make("wkv_ssm_mixed")), (False, False))
+        self.assertEqual(self.kept(make("wkv_ssm_mixed", without=MIXED)), (False, False))
+        tensors = {name: value.detach().requires_grad_(name == "gain_wkv") for name, value in
+                   make("wkv_ssm_mixed").items()}
+        self.assertEqual(self.kept(tensors), (True, False))
+        for dtype, without, reads in ((torch.bfloat16, MIXED, True), (torch.bfloat16, (*MIXED, "z"), False),
+                                      (torch.float32, MIXED, False)):
+            with unittest.mock.patch.object(_engine, "_READS_Y", ("cpu",)):
+                self.assertEqual(self.kept(make("wkv_ssm_mixed", dtype=dtype, without=without)), (False, reads))
+        _engine.ENGINES["wkv_ssm_mixed"].plans.clear()
+        _engine.ENGINES["wkv_ssm_mixed"].seen.clear()
+
+    def test_gains_of_heads(self):
+        for device, dtype in itertools.product(DEVICES, (torch.float32, torch.bfloat16)):
+            tensors = make("wkv_ssm_mixed", device, dtype)
+            heads = {**tensors, **{name: torch.randn(tensors[name].shape[0], device=device, requires_grad=True)
+                                   for name in ("gain_wkv", "gain_ssm")}}
+            channels = {name: heads[name].detach()[:, None].repeat(1, value.shape[1]).requires_grad_()
+                        if "gain" in name else value for name, value in tensors.items()}
+            y, state = call(gt, "wkv_ssm_mixed", heads)
+            right, same = call(gt, "wkv_ssm_mixed", channels)
+            self.assertTrue(torch.equal(y, right) and torch.equal(state, same))
+            found, expected = gradients(heads, y, state), gradients(channels, right, same)
+            for name in expected:
+                wide = "gain" in name
+                torch.testing.assert_close(found[name], expected[name].sum(1) if wide else expected[name],
+                                           rtol=1e-6 if wide else 0, atol=1e-6 if wide else 0)
+
+    def test_compiled_gradient_of_one_argument(self):
+        """Compiled code decides at another place whether y is kept."""
+        torch._dynamo.reset()
+        tensors = {name: value.detach() for name, value in make("wkv_ssm_mixed", T=5).items()}
+        for name in MIXED:
+            def loss(value, name=name):
+                return call(gt, "wkv_ssm_mixed", {**tensors, name: value})[0].square().sum()
+            leaf = tensors[name].clone().requires_grad_()
+            right, = torch.autograd.grad(loss(leaf), leaf)
+            compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+            self.assertTrue(torch.equal(torch.autograd.grad(compiled(leaf), leaf)[0], right), name)
+
+    def test_packed_without_tokens_of_a_sequence(self):
+        """Rows outside of all sequences are 0, even with a residual."""
+        tensors = make("wkv_ssm_mixed", B=1, rows=2)
+        y = gt.wkv_ssm(**tensors, mixed=True, cu_seqlens=torch.tensor([0, 7, 12]))
+        self.assertFalse(y[:, 12:].any())
+        self.assertTrue(y[:, :12].all())
+
+    # ---- steps ----
+
+    def parts(self, device, dtype=torch.float32, rows=2, op="wkv_ssm_mixed", **sizes):
+        """Returns (tensors without states, states)."""
+        tensors = {name: value.detach() for name, value in make(op, device, dtype, rows=rows, **sizes).items()}
+        return tensors, [tensors.pop(name) for name in ("wkv_state", "ssm_state")]
+
+    def cut(self, tensors, first, end):
+        return {name: value[:, first:end] if is_activation("wkv_ssm", name) else value
+                for name, value in tensors.items()}
+
+    def test_step_equals_forward(self):
+        for device, dtype in itertools.product(DEVICES, (torch.float32, torch.bfloat16)):
+            for op, more in (("wkv_ssm", {}), ("wkv_ssm_mixed", {"mixed": True})):
+                tensors, states = self.parts(device, dtype, op=op)
+                right = gt.wkv_ssm(**tensors, wkv_state=states[0], ssm_state=states[1], **more, final_state=True)
+                found = [state.clone() for state in states]
+                steps = []
+                for first, end in ((0, 1), (1, 17), (17, 19)):
+                    y = gt.wkv_ssm_step(**self.cut(tensors, first, end), wkv_state=found[0], ssm_state=found[1], **more)
+                    steps.append(y if isinstance(y, tuple) else (y,))
+                for got, expected in zip((*[torch.cat(y, 1) for y in zip(*steps)], *found), right):
+                    error = (got.double() - expected.double()).norm() / expected.double().norm()
+                    self.assertLess(error, TOLERANCE[dtype], op)
+
+    def test_step_has_the_bits_of_two_steps(self):
+        """Also with rows of pools, and with tokens that do not enter the states."""
+        for device in DEVICES:
+            integers = {name: torch.tensor(values, device=device) for name, values in
+                        (("slots", [4, -1, 2]), ("tokens", [3, 2, 1]), ("commit", [1, 2, 0]))}
+            for given in ({}, integers):
+                tensors, states = self.parts(device, rows=6 if given else 3, B=3, T=3)
+                plain = {name: value for name, value in tensors.items() if name not in MIXED}
+                one, both, alone = ([state.clone() for state in states] for _ in range(3))
+                wkv, ssm = gt.wkv_ssm_step(**plain, wkv_state=one[0], ssm_state=one[1], softplus=True, scale=0.5, **given)
+                y = gt.wkv_ssm_step(**tensors, wkv_state=both[0], ssm_state=both[1], softplus=True, scale=0.5, mixed=True,
+                                    **given)
+                first = gt.wkv6_step(*[plain[n] for n in "rkvwu"], alone[0], scale=0.5, **given)
+                second = gt.ssd_step(*[plain[n] for n in "x dt A Bm Cm Dskip z dt_bias".split()], alone[1], softplus=True,
+                                     **given)
+                self.assertTrue(torch.equal(wkv, first) and torch.equal(ssm, second))
+                for i in range(2):
+                    self.assertTrue(torch.equal(one[i], alone[i]) and torch.equal(both[i], alone[i]))
+                    self.assertFalse(torch.equal(one[i], states[i]))
+                right = tensors["residual"] + tensors["gain_wkv"] * wkv + (tensors["gain_ssm"] * ssm).reshape(wkv.shape)
+                if given:
+                    for b, count in enumerate((3, 0, 1)):
+                        right[b, count:] = 0
+                torch.testing.assert_close(y, right, rtol=1e-5, atol=1e-5)
+
+    def test_compiled_step(self):
+        for op, more in (("wkv_ssm", {}), ("wkv_ssm_mixed", {"mixed": True})):
+            with torch.no_grad():
+                torch._dynamo.reset()
+                tensors, plain = self.parts("cpu", op=op, T=2)
+                twice = [state.clone() for state in plain]
+                versions = [state._version for state in plain]
+
+                def step(tensors, states, more=more):
+                    return gt.wkv_ssm_step(**tensors, wkv_state=states[0], ssm_state=states[1], **more)
+
+                compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+                for _ in range(3):
+                    right, found = step(tensors, plain), compiled(tensors, twice)
+                    for a, b in [(right, found)] if more else zip(right, found):
+                        self.assertTrue(torch.equal(a, b), op)
+                for a, b, version in zip(plain, twice, versions):
+                    self.assertTrue(torch.equal(a, b), op)
+                    self.assertEqual(a._version, version + 3)
+
+    # ---- errors ----
+
+    def test_refusals(self):
+        good, one = make("wkv_ssm_mixed"), torch.zeros(2, 19, 4, 6)
+        for value in (2, None, "1", 0.5):
+            with self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.wkv_ssm: mixed = {value!r}: must be True or"):
+                gt.wkv_ssm(**{**good, **dict.fromkeys(MIXED)}, mixed=value)
+        for name in MIXED:
+            given = {**good, **dict.fromkeys(MIXED), name: good[name]}
+            with self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.wkv_ssm: {name} is given, but mixed = False"):
+                gt.wkv_ssm(**given)
+        cases = (
+            ({"gain_wkv": torch.zeros(4, 5)}, r"gain_wkv has shape \[4, 5\]: must be \[H,V\], where"),
+            ({"gain_wkv": torch.zeros(5)}, r"gain_wkv has shape \[5\]: must be \[H,V\], where"),
+            ({"gain_ssm": torch.zeros(4)}, r"gain_ssm has shape \[4\]: must be \[H,P\], where"),
+            ({"gain_ssm": torch.zeros(8, 3, 1)}, r"gain_ssm has shape \[8, 3, 1\]: must be \[H,P\], where"),
+            ({"gain_ssm": torch.zeros(8, 3).int()}, "gain_ssm has dtype torch.int32: must be a floating-point dtype"),
+            ({"gain_wkv": 2.0}, "gain_wkv is a builtins.float: must be a torch.Tensor"),
+            ({"gain_wkv": torch.zeros(4, 6, device="meta")}, "gain_wkv is on meta: must be on cpu"),
+            ({"residual": one[:, :18]}, r"residual has shape \[2, 18, 4, 6\]: must be \[B,T,H,V\], where"),
+            ({"residual": one.bfloat16()}, "residual has dtype torch.bfloat16: must be torch.float32"),
+            ({"v": one[..., :5], "gain_wkv": None, "residual": None, "wkv_state": torch.zeros(2, 4, 8, 5)},
+             "x has H = 8, P = 3, but v has H = 4, V = 5: H P must equal H V to mix the branches"))
+        for change, text in cases:
+            for function in (gt.wkv_ssm, gt.wkv_ssm_step):
+                name = function.__name__
+                with self.subTest(text=text, function=name), torch.no_grad(), \
+                        self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.{name}: {text}"):
+                    function(**{**{n: None if v is None else v.detach() for n, v in good.items()}, **change}, mixed=True)
+
+    def test_refusals_of_steps(self):
+        tensors, states = self.parts("cpu", T=2)
+        good = {**tensors, "wkv_state": states[0], "ssm_state": states[1]}
+        before = [state.clone() for state in states]
+        for name, state in (("wkv_state", states[0]), ("ssm_state", states[1])):
+            wide = torch.zeros(2, 2, *state.shape[1:])[:, 0]
+            for bad, text in ((None, f"{name} is None"), (state[:1], rf"{name} has shape \[1, .*\]: must be \[2,H,"),
+                              (state.bfloat16(), f"{name} has dtype torch.bfloat16: must be torch.float32"),
+                              (state[0], rf"{name} has shape \[[0-9, ]*\]: must be \[2,H,"),
+                              (wide, f"{name} has strides .*: must be contiguous, because it is updated in place"),
+                              (torch._neg_view(state), f"{name} is a negated view: must be a plain tensor")):
+                for more in ({"mixed": True}, dict.fromkeys(MIXED)):
+                    with self.subTest(text=text), torch.no_grad(), \
+                            self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.wkv_ssm_step: {text}"):
+                        gt.wkv_ssm_step(**{**good, name: bad, **more})
+        with torch.no_grad(), self.assertRaisesRegex(ArgumentError, "^gt_kernels.torch.wkv_ssm_step: T = 17"):
+            gt.wkv_ssm_step(**{**self.parts("cpu", T=17)[0], "wkv_state": states[0], "ssm_state": states[1]}, mixed=True)
+        with torch.no_grad(), self.assertRaisesRegex(ArgumentError, r"wkv_ssm_step: slots has shape \[3\]: must have 2"):
+            gt.wkv_ssm_step(**good, mixed=True, slots=torch.zeros(3, dtype=torch.int32))
+        with self.assertRaisesRegex(UnsupportedError, "^gt_kernels.torch.wkv_ssm_step: this call updates the state"):
+            gt.wkv_ssm_step(**{**good, "gain_wkv": good["gain_wkv"].requires_grad_()}, mixed=True)
+        for state, same in zip(states, before):
+            self.assertTrue(torch.equal(state, same))
+
+
 class Layouts(unittest.TestCase):
     def relaid(self, op, name, value, how):
         if value is None or value.dim() < 3 or name in STATES or name == "A":
@@ -1597,18 +1799,25 @@ class PyTorch(unittest.TestCase):
         self.assertEqual(counter.frame_count, 1)
 
     def test_compile_with_dynamic_shapes(self):
-        self.check_dynamic("conv1d")
+        for op in ("conv1d", "wkv_ssm_mixed"):
+            self.check_dynamic(op)
 
     def test_compile_with_dynamic_shapes_and_saved(self):
         """Imitates a GPU: forward saves an array whose size only the C API knows."""
-        need = unittest.mock.Mock(side_effect=lambda question: c.gt_workspace(saved=question.T * 40))
-        with unittest.mock.patch.object(_plan, "SAVES", ("cpu",)), \
-                unittest.mock.patch.object(_plan.Planner, "ask", need):
-            _engine.ENGINES["selective_scan"].plans.clear()
-            self.check_dynamic("selective_scan")
-        _engine.ENGINES["selective_scan"].plans.clear()
-        _engine.ENGINES["selective_scan"].seen.clear()
-        self.assertTrue(need.called)
+        def answer(question):
+            if hasattr(question, "mixed"):  # the question tells that the call is a mixed one
+                self.assertTrue(question.mixed and question.ssd.y)
+            return c.gt_workspace(saved=question.T * 40)
+
+        for op in ("selective_scan", "wkv_ssm_mixed"):
+            need = unittest.mock.Mock(side_effect=answer)
+            with unittest.mock.patch.object(_plan, "SAVES", ("cpu",)), \
+                    unittest.mock.patch.object(_plan.Planner, "ask", need):
+                _engine.ENGINES[op].plans.clear()
+                self.check_dynamic(op)
+            _engine.ENGINES[op].plans.clear()
+            _engine.ENGINES[op].seen.clear()
+            self.assertTrue(need.called)
 
     def test_compiled_step(self):
         arrays = {name: torch.tensor(values, dtype=torch.int32)
