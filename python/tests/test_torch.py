@@ -66,8 +66,8 @@ def shapes(op, B=2, T=19, rows=None):
                         z=(B, T, 2 * H, P), dt_bias=(2 * H,), wkv_state=(rows, H, N, V),
                         ssm_state=(rows, 2 * H, P, 2 * N)),
         "wkv_ssm_mixed": dict(r=(B, T, H, N), k=(B, T, H, N), v=(B, T, H, 6), w=(B, T, H, N), u=(H, N),
-                              x=(B, T, 2 * H, 3), dt=(B, T, 2 * H), A=(2 * H,), Bm=(B, T, G, 2 * N), Cm=(B, T, G, 2 * N),
-                              Dskip=(2 * H,), z=(B, T, 2 * H, 3), dt_bias=(2 * H,), gain_wkv=(H, 6),
+                              x=(B, T, 2 * H, 3), dt=(B, T, 2 * H), A=(2 * H,), Bm=(B, T, G, 2 * N),
+                              Cm=(B, T, G, 2 * N), Dskip=(2 * H,), z=(B, T, 2 * H, 3), dt_bias=(2 * H,), gain_wkv=(H, 6),
                               gain_ssm=(2 * H, 3), residual=(B, T, H, 6), wkv_state=(rows, H, N, 6),
                               ssm_state=(rows, 2 * H, 3, 2 * N)),
         "conv1d": dict(x=(B, T, D), weight=(D, W), bias=(D,), state=(rows, D, W - 1)),
@@ -472,7 +472,8 @@ class Bits(unittest.TestCase):
             for name, value in tensors.items():
                 inner, field, _ = self.place(op, call_args, name)
                 setattr(inner, field, value.data_ptr())
-        y_shapes = {"wkv6": (tensors.get("v"),), "wkv_ssm_mixed": (tensors.get("v"),), "wkv_ssm": (tensors.get("v"), tensors.get("x")),
+        y_shapes = {"wkv6": (tensors.get("v"),), "wkv_ssm_mixed": (tensors.get("v"),),
+                    "wkv_ssm": (tensors.get("v"), tensors.get("x")),
                     "conv_ssd": (tensors.get("z"),)}.get(op, (first,))
         y_shapes = [(*value.shape[:-1], sizes["O"]) if "O" in sizes else value.shape for value in y_shapes]
         ys = [torch.empty(shape, dtype=first.dtype, device=device) for shape in y_shapes]
@@ -1227,12 +1228,12 @@ class Mixed(unittest.TestCase):
                 tensors, states = self.parts(device, rows=6 if given else 3, B=3, T=3)
                 plain = {name: value for name, value in tensors.items() if name not in MIXED}
                 one, both, alone = ([state.clone() for state in states] for _ in range(3))
-                wkv, ssm = gt.wkv_ssm_step(**plain, wkv_state=one[0], ssm_state=one[1], softplus=True, scale=0.5, **given)
-                y = gt.wkv_ssm_step(**tensors, wkv_state=both[0], ssm_state=both[1], softplus=True, scale=0.5, mixed=True,
-                                    **given)
+                more = {**given, "softplus": True, "scale": 0.5}
+                wkv, ssm = gt.wkv_ssm_step(**plain, wkv_state=one[0], ssm_state=one[1], **more)
+                y = gt.wkv_ssm_step(**tensors, wkv_state=both[0], ssm_state=both[1], mixed=True, **more)
                 first = gt.wkv6_step(*[plain[n] for n in "rkvwu"], alone[0], scale=0.5, **given)
-                second = gt.ssd_step(*[plain[n] for n in "x dt A Bm Cm Dskip z dt_bias".split()], alone[1], softplus=True,
-                                     **given)
+                second = gt.ssd_step(*[plain[n] for n in "x dt A Bm Cm Dskip z dt_bias".split()], alone[1],
+                                     softplus=True, **given)
                 self.assertTrue(torch.equal(wkv, first) and torch.equal(ssm, second))
                 for i in range(2):
                     self.assertTrue(torch.equal(one[i], alone[i]) and torch.equal(both[i], alone[i]))

@@ -36,7 +36,8 @@ For every function
              are contiguous, and float32, bfloat16 or float16, whatever dtype the states have; but conv_snapshots has
              the dtype of conv_state.  A call with snapshots has no gradients.  With segments=1 a float32 snapshot has
              the bits of the final state of a call on only the prefix.
-  recompute  True: forward saves only its inputs for backward, and backward computes the rest again.
+  recompute  True: forward saves only its inputs for backward, and backward computes the rest again.  wkv_ssm with
+             mixed=True still keeps the outputs whose gains require gradients.
   Results    repeat bit for bit.  Gradients of gradients are not supported.
   Transforms torch.func and forward-mode derivatives work or raise an error; no tangent is lost.
   Numbers    eps and scale must be positive in float32; 0 does not mean a default.  Integer tensors are int32 or int64.
@@ -292,9 +293,10 @@ def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, w
 
     With mixed=True the call returns one tensor [B,T,H,V] instead of both y:
         residual + gain_wkv (y of wkv6) + gain_ssm (y of ssd)
-    Both branches then have one width: H V of v is H P of x.  gain_wkv is [H,V] and gain_ssm is [H,P], or [H] with a gain
-    for each head (None: 1).  residual is [B,T,H,V] (None: 0).  The kernel of wkv6 adds the branches and rounds once.
-    The call stores y of wkv6 only if gain_wkv requires a gradient, also with recompute=True."""
+    Both branches then have one width: H V of v is H P of x.  gain_wkv is [H,V] and gain_ssm is [H,P], or [H] with one
+    gain for each head (None: 1).  residual is [B,T,H,V] (None: 0).  The kernel of wkv6 adds the branches, then rounds
+    once.  The call keeps y of a branch for backward only if the gain of this branch requires a gradient, also with
+    recompute=True.  Otherwise ssd's y is scratch memory of the call, and wkv6's y is not stored."""
     options = (_choice("wkv_ssm", "decay", _DECAY, decay), _float("wkv_ssm", "scale", scale),
                _flag("wkv_ssm", "softplus", softplus),
                *_dt_limit("wkv_ssm", dt_limit), _int("wkv_ssm", "segments", segments))

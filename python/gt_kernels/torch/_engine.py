@@ -690,8 +690,8 @@ class Engine:
         return gradient(one) if is_same else None
 
     def double_backward(self, ctx, *_):
-        raise NotImplementedError(f"gt_kernels.torch.{self.operator.c_name}: gradients of gradients (create_graph=True, "
-                                  "double backward) are not supported")
+        raise NotImplementedError(f"gt_kernels.torch.{self.operator.c_name}: gradients of gradients "
+                                  "(create_graph=True, double backward) are not supported")
 
 
 ENGINES = {operator.name: Engine(operator) for operator in OPERATORS}

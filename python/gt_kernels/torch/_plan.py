@@ -27,7 +27,8 @@ class Plan:
     twins       (place, input) of each input that is also read under another name"""
 
     __slots__ = ("names", "item_sizes", "ends", "states", "twins",
-                 "struct", "template", "inputs", "copies", "outputs", "scratch", "workspace", "device", "is_cuda", "arguments")
+                 "struct", "template", "inputs", "copies", "outputs", "scratch", "workspace", "device", "is_cuda",
+                 "arguments")
 
     def take(self):
         """Returns (struct, its 8-byte words, its ctypes reference) for one call.  The struct is complete except for
