@@ -933,8 +933,7 @@ GT_REF_FUNCTION gt_status gt_ref_add_norm_backward(const gt_add_norm_args *args)
 
 /* ---- wkv_ssm: wkv6 and ssd of one hybrid block ----------------------------------------------------------
  * The two recurrences of a block that runs both branches on the same tokens (Hymba, Dong et al. 2024,
- * arXiv:2411.13676, section 2.1).  Each branch has its own y.  The results equal gt_wkv6_... and gt_ssd_... bit for
- * bit, with the same `segments`.
+ * arXiv:2411.13676, section 2.1).  With equal `segments` results equal gt_wkv6_... and gt_ssd_... bit for bit.
  *
  * Fill wkv6 and ssd as for the two separate calls.  Fields that both share are in this struct and stay 0 in those:
  * B, T, dtype, state_in_shared, accumulate, segments, cu_seqlens, seq_count, seq_capacity, slots, slot_capacity,
@@ -944,7 +943,8 @@ GT_REF_FUNCTION gt_status gt_ref_add_norm_backward(const gt_add_norm_args *args)
  *              mixed = residual + gain_wkv . wkv6.y + gain_ssm . ssd.y
  *          Gains are per channel.  wkv6's kernel adds its own y in fp32 and ssd.y as stored, and rounds once.  It
  *          stores wkv6.y unless NULL.  Backward takes dmixed in place of both dy: they are gain . dmixed, rounded to
- *          dtype.  It reads wkv6.y and ssd.y only for dgain_wkv and dgain_ssm.
+ *          dtype.  It reads both y only for dgain_wkv and dgain_ssm.  Set gains and dgains before a query: without
+ *          them both dy are dmixed itself, and take no workspace.
  * A caller has one query, one workspace and one saved buffer; all arguments are checked before any launch.  The kernels
  * of both form one chain on the given stream: a kernel that can wait for its predecessor starts before that ends.
  * Backward adds rows of both operators in one launch, if there are at most four such sums.  All other kernels belong to

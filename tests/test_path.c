@@ -241,6 +241,7 @@ static void test_rows_of_conv_ssd(void) {
 /* A mixed call launches ssd first, and names its kernels in the order of launches. */
 static void test_mixed_path(void) {
     static float memory[64];
+    gt_workspace plain, mixed;
     gt_wkv_ssm_args a = {.B = 2,
                          .T = 300,
                          .dtype = GT_BF16,
@@ -249,11 +250,36 @@ static void test_mixed_path(void) {
                          .segments = 1,
                          .wkv6 = {.H = 2, .N = 64},
                          .ssd = {.H = 2, .P = 64, .N = 128}};
+    const gt_stride by_head = {2 * 300 * 64, 64, 300 * 64};
     char text[1024];
     gt_status status = gt_wkv_ssm_path(&a, text, sizeof text);
     const char *const ssd = strstr(text, "forward: ssd "), *const sum = strstr(text, "wkv6 forward_mixed_kernel; ");
-    test_check(status == GT_OK && ssd && sum && ssd < sum && strstr(text, "; backward: wkv_ssm unmix_kernel, "),
-               "mixed: '%s' (%d)", text, status);
+    test_check(status == GT_OK && ssd && sum && ssd < sum, "mixed: '%s' (%d)", text, status);
+    /* Backward without gains runs the kernels of a plain call on dmixed, and needs as much workspace. */
+    for (int heads = 2; heads <= 4; heads += 2) { /* heads of ssd */
+        a.ssd.H = heads, a.ssd.P = 128 / heads;
+        for (int pointer = 0; pointer < 5; pointer++) {
+            const int is_plain = pointer == 0;
+            a.gain_wkv = pointer == 1 ? memory : NULL, a.gain_ssm = pointer == 2 ? memory : NULL;
+            a.dgain_wkv = pointer == 3 ? memory : NULL, a.dgain_ssm = pointer == 4 ? memory : NULL;
+            status = gt_wkv_ssm_path(&a, text, sizeof text);
+            test_check(status == GT_OK && (strstr(text, "unmix_kernel") == NULL) == is_plain, "mixed, %d: '%s' (%d)",
+                       pointer, text, status);
+            status = gt_wkv_ssm_workspace(&a, &mixed);
+            gt_wkv_ssm_args one = a;
+            one.mixed = NULL, one.dmixed = NULL, one.dgain_wkv = one.dgain_ssm = NULL;
+            if (status == GT_OK) status = gt_wkv_ssm_workspace(&one, &plain);
+            test_check(status == GT_OK && mixed.backward >= plain.backward &&
+                           (mixed.backward == plain.backward) == is_plain,
+                       "mixed, %d: %zu and %zu bytes (%d)", pointer, mixed.backward, plain.backward, status);
+        }
+        a.dgain_ssm = NULL, a.dmixed_stride = by_head; /* fits only ssd's heads of the same size */
+        status = gt_wkv_ssm_path(&a, text, sizeof text);
+        test_check(status == GT_OK && (strstr(text, "unmix_kernel") == NULL) == (heads == 2),
+                   "mixed, by head: '%s' (%d)", text, status);
+        a.dmixed_stride = (gt_stride){0, 0, 0};
+    }
+    a.ssd.H = 2, a.ssd.P = 64;
     a.residual = (char *)memory + 2; /* not aligned */
     status = gt_wkv_ssm_path(&a, text, sizeof text);
     test_check(status == GT_OK && strstr(text, "wkv6 token_kernel; "), "mixed: '%s' (%d)", text, status);

@@ -314,12 +314,102 @@ static void test_snapshots(void) {
     }
 }
 
-/* Fields of a mixed call of wkv_ssm are refused by name: handlers have the table of calls that do not mix. */
+/* Inputs of mixed calls of wkv_ssm.  wkv6 has 2 heads of 3 channels, ssd has 3 heads of 2. */
+enum { MIX_T = 4, MIX_W = 6, MIX_TW = MIX_T * MIX_W };
+static struct {
+    float r[MIX_TW], k[MIX_TW], w[MIX_TW], v[MIX_TW], x[MIX_TW], dt[MIX_T * 3], A[3], BC[MIX_T * 3], residual[MIX_TW],
+        dmixed[MIX_TW], gain_wkv[MIX_W], gain_ssm[MIX_W];
+} mix;
+
+static gt_wkv_ssm_args mixed_args(void) {
+    gt_wkv_ssm_args a = {.B = 1, .T = MIX_T, .wkv6 = {.H = 2, .N = 3}, .ssd = {.H = 3, .P = 2, .N = 3}};
+    fill(mix.r, MIX_TW, 1, 0), fill(mix.k, MIX_TW, 1, 0), fill(mix.w, MIX_TW, 1, -1), fill(mix.v, MIX_TW, 1, 0);
+    fill(mix.x, MIX_TW, 1, 0), fill(mix.dt, MIX_T * 3, 0.1f, 0.2f), fill(mix.A, 3, 0.1f, -0.5f);
+    fill(mix.BC, MIX_T * 3, 1, 0), fill(mix.residual, MIX_TW, 1, 0), fill(mix.dmixed, MIX_TW, 1, 0);
+    fill(mix.gain_wkv, MIX_W, 1, 1), fill(mix.gain_ssm, MIX_W, 1, 1);
+    a.wkv6.r = mix.r, a.wkv6.k = mix.k, a.wkv6.w = mix.w, a.wkv6.v = mix.v;
+    a.ssd.x = mix.x, a.ssd.dt = mix.dt, a.ssd.A = mix.A, a.ssd.Bm = a.ssd.Cm = mix.BC;
+    a.gain_wkv = mix.gain_wkv, a.gain_ssm = mix.gain_ssm;
+    return a;
+}
+
+static void put_mixed(call *c) {
+    memset(c, 0, sizeof *c);
+    operand(c, "wkv6.r", GT_XLA_F32, mix.r, "1 4 2 3");
+    operand(c, "wkv6.k", GT_XLA_F32, mix.k, "1 4 2 3");
+    operand(c, "wkv6.w", GT_XLA_F32, mix.w, "1 4 2 3");
+    operand(c, "wkv6.v", GT_XLA_F32, mix.v, "1 4 2 3");
+    operand(c, "ssd.x", GT_XLA_F32, mix.x, "1 4 3 2");
+    operand(c, "ssd.dt", GT_XLA_F32, mix.dt, "1 4 3");
+    operand(c, "ssd.A", GT_XLA_F32, mix.A, "3");
+    operand(c, "ssd.Bm", GT_XLA_F32, mix.BC, "1 4 1 3");
+    operand(c, "ssd.Cm", GT_XLA_F32, mix.BC, "1 4 1 3");
+    operand(c, "gain_wkv", GT_XLA_F32, mix.gain_wkv, "2 3");
+    operand(c, "gain_ssm", GT_XLA_F32, mix.gain_ssm, "3 2");
+}
+
+/* Forward, step and backward of mixed calls give the bits of the twins. */
 static void test_mixed(void) {
-    static const char *const fields[][3] = {{"forward", "mixed", "result"},     {"step", "mixed", "result"},
+    static float y[2][MIX_TW], wkv_y[2][MIX_TW], ssd_y[2][MIX_TW], wkv_state[2][18], ssd_state[2][18], dr[2][MIX_TW],
+        dx[2][MIX_TW], dgain_wkv[2][MIX_W], dgain_ssm[2][MIX_W];
+    char text[512];
+    call c;
+    for (int is_step = 0; is_step < 2; is_step++) { /* wkv6.y is an optional result */
+        gt_wkv_ssm_args a = mixed_args();
+        a.residual = mix.residual, a.mixed = y[1], a.ssd.y = ssd_y[1], a.wkv6.y = is_step ? NULL : wkv_y[1];
+        a.wkv6.state_out = wkv_state[1], a.ssd.state_out = ssd_state[1];
+        CHECK((is_step ? gt_ref_wkv_ssm_step : gt_ref_wkv_ssm_forward)(&a) == GT_OK);
+        put_mixed(&c);
+        operand(&c, "residual", GT_XLA_F32, mix.residual, "1 4 2 3");
+        if (is_step) operand(&c, "wkv6.state_out", GT_XLA_F32, wkv_state[0], "1 2 3 3");
+        if (is_step) operand(&c, "ssd.state_out", GT_XLA_F32, ssd_state[0], "1 3 2 3");
+        result(&c, "mixed", GT_XLA_F32, y[0], "1 4 2 3");
+        if (!is_step) result(&c, "wkv6.y", GT_XLA_F32, wkv_y[0], "1 4 2 3");
+        result(&c, "ssd.y", GT_XLA_F32, ssd_y[0], "1 4 3 2");
+        result(&c, "wkv6.state_out", GT_XLA_F32, wkv_state[0], "1 2 3 3");
+        result(&c, "ssd.state_out", GT_XLA_F32, ssd_state[0], "1 3 2 3");
+        CHECK(run(&c, is_step ? "gt_xla_wkv_ssm_step" : "gt_xla_wkv_ssm_forward", "Host", text) == 0);
+        CHECK(!strcmp(text, ""));
+        CHECK(!memcmp(y[0], y[1], sizeof y[0]) && y[0][MIX_TW - 1] != 0);
+        CHECK(!memcmp(ssd_y[0], ssd_y[1], sizeof ssd_y[0]) && ssd_y[0][MIX_TW - 1] != 0);
+        CHECK(!memcmp(wkv_y[0], wkv_y[1], sizeof wkv_y[0]) && !memcmp(wkv_state[0], wkv_state[1], sizeof wkv_state[0]));
+        CHECK(!memcmp(ssd_state[0], ssd_state[1], sizeof ssd_state[0]) && ssd_state[0][17] != 0);
+        if (is_step) continue;
+        a = mixed_args();
+        a.dmixed = mix.dmixed, a.wkv6.y = wkv_y[1], a.ssd.y = ssd_y[1];
+        a.wkv6.dr = dr[1], a.ssd.dx = dx[1], a.dgain_wkv = dgain_wkv[1], a.dgain_ssm = dgain_ssm[1];
+        CHECK(gt_ref_wkv_ssm_backward(&a) == GT_OK);
+        put_mixed(&c);
+        operand(&c, "dmixed", GT_XLA_F32, mix.dmixed, "1 4 2 3");
+        operand(&c, "wkv6.y", GT_XLA_F32, wkv_y[0], "1 4 2 3");
+        operand(&c, "ssd.y", GT_XLA_F32, ssd_y[0], "1 4 3 2");
+        result(&c, "wkv6.dr", GT_XLA_F32, dr[0], "1 4 2 3");
+        result(&c, "ssd.dx", GT_XLA_F32, dx[0], "1 4 3 2");
+        result(&c, "dgain_wkv", GT_XLA_F32, dgain_wkv[0], "2 3");
+        result(&c, "dgain_ssm", GT_XLA_F32, dgain_ssm[0], "3 2");
+        CHECK(run(&c, "gt_xla_wkv_ssm_backward", "Host", text) == 0);
+        CHECK(!memcmp(dr[0], dr[1], sizeof dr[0]) && !memcmp(dx[0], dx[1], sizeof dx[0]) && dx[0][MIX_TW - 1] != 0);
+        CHECK(!memcmp(dgain_wkv[0], dgain_wkv[1], sizeof dgain_wkv[0]) && dgain_wkv[0][MIX_W - 1] != 0);
+        CHECK(!memcmp(dgain_ssm[0], dgain_ssm[1], sizeof dgain_ssm[0]) && dgain_ssm[0][MIX_W - 1] != 0);
+    }
+    put_mixed(&c); /* without ssd.y, which the call needs */
+    result(&c, "mixed", GT_XLA_F32, y[0], "1 4 2 3");
+    CHECK(run(&c, "gt_xla_wkv_ssm_forward", "Host", text) == GT_XLA_INVALID_ARGUMENT);
+    CHECK(strstr(text, "ssd.y is NULL"));
+    put_mixed(&c);
+    result(&c, "mixed", GT_XLA_F32, y[0], "1 4 2 3");
+    result(&c, "ssd.y", GT_XLA_F32, ssd_y[0], "1 4 3 2");
+    operand(&c, "residual", GT_XLA_F32, mix.residual, "1 3 2 3");
+    CHECK(run(&c, "gt_xla_wkv_ssm_forward", "Host", text) == GT_XLA_INVALID_ARGUMENT);
+    CHECK(strstr(text, "index 1 of residual has 3 elements: must be 4"));
+}
+
+/* Only a call with the sum, or with its gradient, is a mixed one.  Others refuse the fields of mixed calls. */
+static void test_fields_of_mixed_calls(void) {
+    static const char *const fields[][3] = {{"forward", "dmixed", "result"},    {"step", "dgain_wkv", "operand"},
                                             {"forward", "residual", "operand"}, {"forward", "gain_wkv", "operand"},
-                                            {"step", "gain_ssm", "operand"},    {"backward", "dmixed", "operand"},
-                                            {"backward", "dgain_wkv", "result"}};
+                                            {"step", "gain_ssm", "operand"},    {"backward", "mixed", "operand"},
+                                            {"backward", "gain_wkv", "operand"}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         char text[512], name[64], expected[128];
         call c;
@@ -539,6 +629,7 @@ int main(void) {
     test_pool();
     test_snapshots();
     test_mixed();
+    test_fields_of_mixed_calls();
     test_two_states();
     test_sum();
     test_errors();

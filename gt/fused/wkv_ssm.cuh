@@ -6,8 +6,9 @@
  *
  * MIXED CALLS.  Forward and a step launch ssd before wkv6, and wkv6's kernel adds ssd's y to its own.  A call that does
  * not want y of wkv6 moves 3 tensors [B,T,H,V]: it writes y of ssd, reads it, and writes the sum.  Two calls and an
- * addition move 5.  Backward first launches unmix_kernel (wkv_ssm_mix.cuh), outside of the chain, because the producer
- * warps of wkv6 read dy without waiting for earlier kernels of the chain.  Its memory comes first in the workspace.
+ * addition move 5.  With gains, backward first launches unmix_kernel (wkv_ssm_mix.cuh), outside of the chain, because
+ * the producer warps of wkv6 read dy without waiting for earlier kernels of the chain.  Its memory comes first in the
+ * workspace.
  *
  * ONE CHAIN (see Chain).  Every kernel but the first may start before the previous kernel ends.  Its blocks start when
  * all blocks of the previous kernel have called wait_for_chain() or ended, and there is room.  They wait for the end of
@@ -91,7 +92,7 @@ static inline gt_status plan(gt_pass pass, bool is_query, bool mixes, const gt_w
     both->mixes = mixes;
     both->unmix = {};
     if (is_query) a.workspace = nullptr;
-    if (mixes && pass == GT_BACKWARD) both->unmix = plan_unmix(&a, device);
+    if (mixes && pass == GT_BACKWARD && !share_dmixed(&a)) both->unmix = plan_unmix(&a, device);
     size_t used = both->unmix.bytes;
     a.wkv6.saved = a.saved, a.wkv6.saved_bytes = a.saved ? a.saved_bytes : 0;
     a.wkv6.workspace = behind(a.workspace, used), a.wkv6.workspace_bytes = left_of(a.workspace_bytes, used);

@@ -1,4 +1,7 @@
-/* gt/fused/wkv_ssm_mix.cuh - the first kernel of backward in a mixed call of wkv_ssm.  For every token and channel
+/* gt/fused/wkv_ssm_mix.cuh - dy of both branches in backward of a mixed call of wkv_ssm.
+ *
+ * Without gains and their gradients both dy are dmixed itself (share_dmixed).  No kernel runs, and dy takes no memory.
+ * Otherwise unmix_kernel is the first kernel of backward.  For every token and channel it computes
  *     dy_wkv = gain_wkv dmixed       dgain_wkv = sum over tokens of y_wkv dmixed
  *     dy_ssm = gain_ssm dmixed       dgain_ssm = sum over tokens of y_ssm dmixed
  * Then backward of wkv6 and ssd read dy_wkv and dy_ssm, packed in workspace and rounded to the call's dtype.
@@ -140,6 +143,22 @@ struct UnmixShape {
         groups = all < most ? all : most;
     }
 };
+
+/* If both dy are dmixed itself, sets dy of the inner structs and returns true.  Returns false if a gain or its gradient
+ * is given.  Also returns false if the sizes of heads differ and dmixed's heads have gaps between them: then no stride
+ * of ssd's dy describes dmixed. */
+static inline bool share_dmixed(gt_wkv_ssm_args* a) {
+    if (a->gain_wkv || a->gain_ssm || a->dgain_wkv || a->dgain_ssm) return false;
+    gt_stride stride = a->dmixed_stride;
+    if (a->ssd.P != a->wkv6.V) {
+        if (a->wkv6.H != 1 && stride.h != a->wkv6.V) return false;
+        stride.h = a->ssd.P;
+    }
+    a->wkv6.dy = a->ssd.dy = a->dmixed;
+    a->wkv6.dy_stride = a->dmixed_stride;
+    a->ssd.dy_stride = stride;
+    return true;
+}
 
 /* Plans the kernel.  Sets dy of the inner structs: memory in the workspace, from a->workspace on. */
 static inline Unmix plan_unmix(gt_wkv_ssm_args* a, const Device& device) {

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { GT_XLA_MAX_TENSORS = 64 }; /* limit for one operator; wkv_ssm has 43 */
+enum { GT_XLA_MAX_TENSORS = 64 }; /* limit for one operator; wkv_ssm has 48 */
 
 /* A call that is being read.  The arrays have an element for each tensor of the operator's table. */
 typedef struct gt_xla_reading {
@@ -337,9 +337,31 @@ static gt_status gt_xla_check_shapes(gt_xla_reading *r) {
     return GT_OK;
 }
 
+/* Returns whether a list of names has `name`. */
+static int gt_xla_has(const gt_xla_text *names, const char *name) {
+    const char *at = names->data, *const end = names->data + names->size;
+    while (at < end) {
+        gt_xla_text one;
+        one.data = at;
+        while (at < end && *at != ' ') at++;
+        one.size = (size_t)(at - one.data);
+        if (gt_xla_is(&one, name)) return 1;
+        while (at < end && *at == ' ') at++;
+    }
+    return 0;
+}
+
+/* Returns whether the call is a mixed call of wkv_ssm, which has a table of its own (gt/fused/wkv_ssm.h).
+ * names: operands, results. */
+static int gt_xla_mixes(const gt_xla_reading *r, const gt_xla_text names[2]) {
+    return r->op == gt_op_wkv_ssm() && (gt_xla_has(&names[1], "mixed") || gt_xla_has(&names[0], "dmixed") ||
+                                        gt_xla_has(&names[1], "dgain_wkv") || gt_xla_has(&names[1], "dgain_ssm"));
+}
+
 static gt_status gt_xla_read(gt_xla_reading *r, const gt_xla_frame *frame) {
     gt_xla_text names[2] = {{NULL, 0}, {NULL, 0}};
     gt_status status = gt_xla_set_attributes(r, &frame->attributes, names);
+    if (status == GT_OK && gt_xla_mixes(r, names)) r->op = gt_op_wkv_ssm_mixed();
     if (status != GT_OK || (status = gt_xla_set_buffers(r, 0, names[0], &frame->operands)) != GT_OK ||
         (status = gt_xla_set_buffers(r, 1, names[1], &frame->results)) != GT_OK)
         return status;

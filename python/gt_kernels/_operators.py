@@ -47,12 +47,21 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Inner(Output):
+    """An output that callers do not get, because only the gradient of `gain` needs it."""
+    gain: str = ""
+    is_required: bool = False  # forward and a step write it in any case
+
+
+@dataclass(frozen=True)
 class Operator:
     name: str
+    c_name: str  # in names of C functions and in errors
     struct: type  # of ctypes
     tensors: tuple  # inputs; states are the last ones
     options: tuple  # (field, type in a schema)
     outputs: tuple  # each y, and then each final state
+    inner: tuple
     fields: dict  # the type of each field, of inner structs too
     sizes: dict  # the field of each size
     has_steps: bool
@@ -151,8 +160,9 @@ def all_fields(struct, before=""):
 
 
 def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", same_gradient=(), derive=None,
-              decays=""):
-    struct = getattr(c, f"gt_{name}_args")
+              decays="", c_name="", inner=()):
+    c_name = c_name or name
+    struct = getattr(c, f"gt_{c_name}_args")
     fields = {field: kind for field, kind, _ in all_fields(struct)}
 
     def tensor(text):
@@ -168,8 +178,9 @@ def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", sam
     if "segments" in fields:
         options += (("segments", "int"),)
     sizes = dict(text.split("=") for text in sizes.split())
-    has_steps = hasattr(c, f"gt_{name}_step") and sum(t.is_state for t in tensors) == 1  # two states: not in PyTorch
-    return Operator(name, struct, tensors, options, outputs, fields, sizes, has_steps,
+    # PyTorch has no step of conv_ssd: its users call conv1d_step and ssd_step
+    has_steps = hasattr(c, f"gt_{c_name}_step") and any(t.is_state for t in tensors) and name != "conv_ssd"
+    return Operator(name, c_name, struct, tensors, options, outputs, inner, fields, sizes, has_steps,
                     "saved" in fields, own_gradient, same_gradient, derive, decays)
 
 
@@ -185,7 +196,23 @@ def _conv_ssd_sizes(sizes):
     return None
 
 
+def _mixed_sizes(sizes):
+    """Checks that both branches have one width.  Returns an error text, or None."""
+    if all(letter in sizes for letter in "HVhp") and sizes["H"] * sizes["V"] != sizes["h"] * sizes["p"]:
+        return (f"x has H = {sizes['h']}, P = {sizes['p']}, but v has H = {sizes['H']}, V = {sizes['V']}: H P must "
+                "equal H V to mix the branches")
+    return None
+
+
 _SSM_OPTIONS = "softplus int, dt_limit int, dt_min float, dt_max float"
+
+_WKV_SSM = ("wkv6.r x BTHN, wkv6.k x BTHN, wkv6.v x BTHV, wkv6.w w BTHN, wkv6.u? f HN, ssd.x x BThp, ssd.dt w BTh, "
+            "ssd.A f h, ssd.Bm x BTgn, ssd.Cm x BTgn, ssd.Dskip? f h|hp, ssd.z? x BThp, ssd.dt_bias? f h, ")
+_WKV_SSM_STATES = "wkv6.state_in? f @HNV, ssd.state_in? f @hpn"
+_WKV_SSM_MORE = {
+    "options": "wkv6.decay int, wkv6.scale float, ssd.softplus int, ssd.dt_limit int, ssd.dt_min float, "
+               "ssd.dt_max float",
+    "sizes": "H=wkv6.H N=wkv6.N V=wkv6.V h=ssd.H p=ssd.P g=ssd.G n=ssd.N"}
 
 OPERATORS = tuple(_operator(*description, **more) for description, more in (
     (("wkv6", "r x BTHN, k x BTHN, v x BTHV, w w BTHN, u? P HN, state_in? f @HNV", "y v BTHV"),
@@ -200,12 +227,12 @@ OPERATORS = tuple(_operator(*description, **more) for description, more in (
     (("conv_ssd", "xBC x BTD, dt w BTH, weight f DW, A f H, bias? f D, Dskip? f H|HP, z? x BTHP, dt_bias? f H, "
       "conv_state_in? f @Dw, state_in? f @HPN", "y z BTHP"),
      {"options": "N int, G int, " + _SSM_OPTIONS, "sizes": "D=", "derive": _conv_ssd_sizes}),
-    (("wkv_ssm", "wkv6.r x BTHN, wkv6.k x BTHN, wkv6.v x BTHV, wkv6.w w BTHN, wkv6.u? f HN, ssd.x x BThp, "
-      "ssd.dt w BTh, ssd.A f h, ssd.Bm x BTgn, ssd.Cm x BTgn, ssd.Dskip? f h|hp, ssd.z? x BThp, ssd.dt_bias? f h, "
-      "wkv6.state_in? f @HNV, ssd.state_in? f @hpn", "wkv6.y wkv6.v BTHV, ssd.y ssd.x BThp"),
-     {"options": "wkv6.decay int, wkv6.scale float, ssd.softplus int, ssd.dt_limit int, ssd.dt_min float, "
-                 "ssd.dt_max float",
-      "sizes": "H=wkv6.H N=wkv6.N V=wkv6.V h=ssd.H p=ssd.P g=ssd.G n=ssd.N"}),
+    (("wkv_ssm", _WKV_SSM + _WKV_SSM_STATES, "wkv6.y wkv6.v BTHV, ssd.y ssd.x BThp"), _WKV_SSM_MORE),
+    (("wkv_ssm_mixed", _WKV_SSM + "gain_wkv? f HV, gain_ssm? f hp, residual? x BTHV, " + _WKV_SSM_STATES,
+      "mixed wkv6.v BTHV"),
+     {**_WKV_SSM_MORE, "c_name": "wkv_ssm", "own_gradient": "residual", "derive": _mixed_sizes,
+      "inner": (Inner("wkv6.y", "wkv6.v", "BTHV", gain="gain_wkv"),
+                Inner("ssd.y", "ssd.x", "BThp", gain="gain_ssm", is_required=True))}),
     (("rmsnorm_linear", "x x MD, weight p OD, gamma? f D, beta? f D, bias? f O", "y x MO"),
      {"options": "norm int, eps float"}),
     (("norm_mix", "a x MD, b x MD, gain_a? f D, gain_b? f D, residual? x MD", "y a MD"),

@@ -20,7 +20,7 @@ class Shapes:
         self.state_in_place = {}  # steps and pools read and write a state in place
         for tensor in operator.tensors:
             self.field_of[tensor.name], self.kind_of[tensor.name] = tensor.field, tensor.kind
-        for output in operator.outputs:
+        for output in (*operator.outputs, *operator.inner):
             for field in (output.field, gradient(output.field)):
                 self.field_of[schema_name(field)] = field
                 self.kind_of[schema_name(field)] = output.kind
@@ -35,7 +35,7 @@ class Shapes:
 
     def fail(self, status, text):
         kind = c.UnsupportedError if status // 100 == 2 else c.ArgumentError
-        raise kind(status, f"{self.module}.{self.operator.name}: {text}")
+        raise kind(status, f"{self.module}.{self.operator.c_name}: {text}")
 
     def set_options(self, struct, options, sizes):
         """Puts options into the struct.  `options` are in the order of operator.options; snapshot_every may follow.

@@ -125,6 +125,13 @@ def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state=None, 
     return wkv_y, ssd_y, wkv_state, ssm_state
 
 
+def wkv_ssm_mixed(*values, gain_wkv, gain_ssm, residual, **options):
+    wkv_y, ssd_y, *states = wkv_ssm(*values, **options)
+    ssd_y = times(ssd_y, None if gain_ssm is None else gain_ssm if gain_ssm.dim() == 2 else gain_ssm[:, None])
+    wkv_y = times(wkv_y, None if gain_wkv is None else gain_wkv if gain_wkv.dim() == 2 else gain_wkv[:, None])
+    return plus(wkv_y + ssd_y.reshape(wkv_y.shape), residual), *states
+
+
 def normed(x, norm, eps, heads=1):
     parts = x.unflatten(-1, (heads, -1))
     if norm == "layer":

@@ -108,6 +108,12 @@ def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, w
     return wkv_y, ssd_y, wkv_state, ssm_state
 
 
+def wkv_ssm_mixed(*, gain_wkv=None, gain_ssm=None, residual=None, **arrays):
+    wkv_y, ssd_y, *states = wkv_ssm(**arrays)
+    mixed = affine(wkv_y, gain_wkv) + affine(ssd_y, gain_ssm).reshape(wkv_y.shape)
+    return affine(mixed, None, residual), *states
+
+
 def normed(x, norm, eps, heads=1):
     parts = x.reshape(*x.shape[:-1], heads, -1)
     if norm == "layer":

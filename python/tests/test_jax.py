@@ -31,7 +31,7 @@ from gt_kernels._shapes import Shapes
 from gt_kernels.jax import _engine
 
 OPS = {operator.name: operator for operator in OPERATORS}
-RECURRENT = ("wkv6", "wkv4", "ssd", "selective_scan", "conv1d", "conv_ssd", "wkv_ssm")
+RECURRENT = ("wkv6", "wkv4", "ssd", "selective_scan", "conv1d", "conv_ssd", "wkv_ssm", "wkv_ssm_mixed")
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 STATES = ("state", "conv_state", "wkv_state", "ssm_state")
 NEAR = {"cpu": 1e-6, "gpu": 2e-5}  # for calls of other sizes, which a GPU may cut into other segments
@@ -41,11 +41,18 @@ if _engine.has_gpu():
 # Options of every operator, and the options that conv_ssd requires.
 OPTIONS = {"wkv6": {"scale": 0.5}, "wkv4": {"decay": "raw"}, "ssd": {"softplus": True, "dt_limit": (0.2, 0.9)},
            "selective_scan": {"softplus": True}, "conv1d": {"activation": "silu"},
-           "conv_ssd": {"softplus": True}, "wkv_ssm": {"softplus": True},
+           "conv_ssd": {"softplus": True}, "wkv_ssm": {"softplus": True}, "wkv_ssm_mixed": {"softplus": True},
            "rmsnorm_linear": {"norm": "layer", "eps": 1e-3}, "norm_mix": {"heads": 3, "eps": 1e-3},
            "norm_gate": {"norm": "layer", "heads": 2},
            "add_norm": {"norm": "layer", "eps": 1e-3, "reads_sum": True}}
 NEEDED = {"conv_ssd": {"state_size": 8, "groups": 2}}
+
+
+def function_of(module, name):
+    """The function of an operator, or of its step.  wkv_ssm_mixed is wkv_ssm with mixed=True."""
+    if module is gt and "_mixed" in name:
+        return functools.partial(getattr(gt, name.replace("_mixed", "")), mixed=True)
+    return getattr(module, name)
 
 
 def public(tensor):
@@ -70,6 +77,11 @@ def shapes(op, B=2, T=19, rows=None):
         parts = {**recurrent["wkv6"], **recurrent["ssd"]}
         parts.pop("state")
         return {**parts, "wkv_state": (rows, H, N, 5), "ssm_state": (rows, H, P, N)}
+    if op == "wkv_ssm_mixed":
+        parts = shapes("wkv_ssm", B, T, rows)
+        states = {"wkv_state": (rows, H, N, P), "ssm_state": parts.pop("ssm_state")}
+        del parts["wkv_state"]
+        return {**parts, "v": (B, T, H, P), "gain_wkv": (H, P), "gain_ssm": (H, P), "residual": (B, T, H, P), **states}
     return recurrent.get(op) or {
         "rmsnorm_linear": dict(x=(B, T, D), weight=(O, D), gamma=(D,), beta=(D,), bias=(O,)),
         "norm_mix": dict(a=(B, T, D), b=(B, T, D), gain_a=(D,), gain_b=(D,), residual=(B, T, D)),
@@ -95,13 +107,13 @@ def make(op, dtype="float32", without=(), seed=1, **sizes):
 
 def optional(op):
     return [public(tensor) for tensor in OPS[op].tensors
-            if tensor.optional and not (op == "wkv_ssm" and tensor.name == "u")]
+            if tensor.optional and not (op.startswith("wkv_ssm") and tensor.name == "u")]
 
 
 def results_of(module, op, arrays, options):
     """The results of a function as a tuple."""
     more = {"final_state": True} if module is gt and op in RECURRENT else {}
-    found = getattr(module, op)(**arrays, **options, **more, **NEEDED.get(op, {}))
+    found = function_of(module, op)(**arrays, **options, **more, **NEEDED.get(op, {}))
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -134,8 +146,13 @@ def twin(op, call, arrays, options, results):
         out_of_place = value if field not in arrays else (arrays[field] if field not in out else arrays[field])
         kept.append(out_of_place)
         put(struct, field, out_of_place.ctypes.data)
-    c.check(getattr(c, f"gt_ref_{op}_{call}")(ctypes.byref(struct)))
+    c.check(getattr(c, f"gt_ref_{operator.c_name}_{call}")(ctypes.byref(struct)))
     return {field: arrays.get(field, out[field]) for field in results}
+
+
+def inner(op, arrays):
+    """{field: (shape, dtype)} of outputs that callers do not get.  arrays: by field."""
+    return {output.field: (arrays[output.like].shape, arrays[output.like].dtype) for output in OPS[op].inner}
 
 
 class Quiet(unittest.TestCase):
@@ -251,6 +268,32 @@ class Numbers(Quiet):
             kept = [leaf for leaf in jax.tree.leaves(pull) if getattr(leaf, "size", 0) == total.size]
             self.assertEqual({(leaf.reshape(total.shape) == total).all().item() for leaf in kept}, {reads_sum})
 
+    def test_gains_of_heads(self):
+        """They give the bits of the gains of all channels of a head."""
+        arrays = make("wkv_ssm_mixed")
+        heads = {**arrays, "gain_wkv": arrays["gain_wkv"][:, 0], "gain_ssm": arrays["gain_ssm"][:, 1]}
+        channels = {name: jnp.broadcast_to(value[:, None], arrays[name].shape) if name.startswith("gain") else value
+                    for name, value in heads.items()}
+        found, gradients = with_gradients(gt, "wkv_ssm_mixed", ())(heads)
+        right, expected = with_gradients(gt, "wkv_ssm_mixed", ())(channels)
+        for got, y in zip(found, right):
+            self.same(got, y)
+        for name, value in expected.items():
+            value = value.sum(1) if name.startswith("gain") else value
+            self.close(gradients[name], value, 1e-6, f"d{name}")
+
+    def test_what_a_mixed_call_keeps(self):
+        """y of a branch is kept only if the branch has a gain."""
+        arrays = make("wkv_ssm_mixed")
+        plain = {name: value for name, value in arrays.items() if name not in ("gain_wkv", "gain_ssm", "residual")}
+        ys, names = gt.wkv_ssm(**plain), ("gain_wkv", "gain_ssm")
+        for given in itertools.product((False, True), repeat=2):
+            more = {name: arrays[name] for name, is_given in zip(names, given) if is_given}
+            _, pull = jax.vjp(lambda arrays: gt.wkv_ssm(**arrays, mixed=True), {**plain, **more})
+            leaves = [leaf for leaf in jax.tree.leaves(pull) if hasattr(leaf, "shape")]
+            for y, is_given in zip(ys, given):
+                self.assertEqual(any(leaf.shape == y.shape and (leaf == y).all().item() for leaf in leaves), is_given)
+
     def test_recompute_and_segments(self):
         for device in DEVICES:
             with jax.default_device(device):
@@ -272,7 +315,7 @@ class Bits(Quiet):
         original = type(function).__call__
         try:
             type(function).__call__ = lambda self, arrays, options, *_: seen.append(options)
-            getattr(gt, op)(**make(op), **options, **NEEDED.get(op, {}))
+            function_of(gt, op)(**make(op), **options, **NEEDED.get(op, {}))
         finally:
             type(function).__call__ = original
         return seen[0]
@@ -291,9 +334,10 @@ class Bits(Quiet):
                 results, pull = jax.vjp(jax.jit(run), given)
                 outputs = [output.field for output in operator.outputs]
                 right = twin(op, "forward", arrays, options,
-                             {field: (y.shape, y.dtype) for field, y in zip(outputs, results)})
+                             {**{field: (y.shape, y.dtype) for field, y in zip(outputs, results)}, **inner(op, arrays)})
                 for field, y in zip(outputs, results):
                     self.same(y, right[field], field)
+                arrays.update((field, right[field]) for field in inner(op, arrays))  # which backward reads
                 cotangents = tuple(jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape) for y in results)
                 gradients = pull(cotangents)[0]
                 arrays.update(zip(map(gradient, outputs), cotangents))
@@ -314,13 +358,13 @@ class Bits(Quiet):
                 integers = {"slots": jnp.array([4, 0, 7], jnp.int32), "tokens": jnp.array([3, 2, 3]),
                             "commit": jnp.array([1, 2, 3])}
                 needed = NEEDED.get(op, {})
-                results = jax.jit(functools.partial(getattr(gt, op + "_step"), **needed))(**given, **integers)
+                results = jax.jit(functools.partial(function_of(gt, op + "_step"), **needed))(**given, **integers)
                 fields = {public(tensor): tensor.field.replace("state_in", "state_out") for tensor in operator.tensors}
                 arrays = {fields[name]: value for name, value in given.items()}
                 arrays.update({name: np.asarray(value, np.int32) for name, value in integers.items()})
                 outputs = [output.field for output in operator.outputs]
                 right = twin(op, "step", arrays, self.options(op, {}),
-                             {field: (y.shape, y.dtype) for field, y in zip(outputs, results)})
+                             {**{field: (y.shape, y.dtype) for field, y in zip(outputs, results)}, **inner(op, arrays)})
                 for field, y in zip(outputs, results):
                     self.same(y, right[field], field)
 
@@ -331,7 +375,7 @@ class Bits(Quiet):
                 given = make(op, T=1, rows=5)
                 given["state"] = given["state"].astype(dtype)
                 slots, steps = jnp.array([4, 1], jnp.int32), jnp.array([3, 9])
-                step = jax.jit(functools.partial(getattr(gt, op + "_step"), slots=slots))
+                step = jax.jit(functools.partial(function_of(gt, op + "_step"), slots=slots))
                 y, exact = step(**{**given, "state": given["state"].astype("float32")})
                 found, state = step(**given)
                 self.same(found, y, op)
@@ -355,7 +399,7 @@ class Bits(Quiet):
                               if name in STATES}
                     whole = results_of(gt, op, {**given, **states}, {})
                     names = [name for name in given if given[name].ndim > 2 and given[name].shape[1] == 4]
-                    step = jax.jit(functools.partial(getattr(gt, op + "_step"), **NEEDED.get(op, {})),
+                    step = jax.jit(functools.partial(function_of(gt, op + "_step"), **NEEDED.get(op, {})),
                                    donate_argnames=tuple(states))
                     missing = dict.fromkeys(optional(op))
                     count = len(whole) - len(states)
@@ -400,7 +444,7 @@ class Packed(Quiet):
                 pools = {name: given.pop(name) for name in names}
                 cu, slots = jnp.array([0, 7, 7, 15, 19]), jnp.array([4, 1, -1, 0])
                 zero = jnp.array([0, 0, 1, 1])
-                run = jax.jit(lambda given, pools, op=op, kind=kind: getattr(gt, op)(
+                run = jax.jit(lambda given, pools, op=op, kind=kind: function_of(gt, op)(
                     **given, **pools, cu_seqlens=cu, slots=slots, starts_zero=zero.astype(kind), **NEEDED.get(op, {})))
                 y, *after = run(given, pools)
                 starts = {name: jnp.where(zero.reshape(-1, *[1] * (pool.ndim - 1)) > 0, 0, pool[slots.clip(0)])
@@ -424,7 +468,7 @@ class Packed(Quiet):
             with self.subTest(op=op, device=device, kind=kind), jax.default_device(device):
                 given, names = make(op, B=1, rows=6), [name for name in shapes(op) if name in STATES]
                 small = {name: given.pop(name).astype(dtype) for name, dtype in zip(names, kind)}
-                run = jax.jit(lambda given, pools, op=op: getattr(gt, op)(
+                run = jax.jit(lambda given, pools, op=op: function_of(gt, op)(
                     **given, **pools, cu_seqlens=jnp.array([0, 7, 15, 19]), slots=jnp.array([4, -1, 0]),
                     starts_zero=jnp.array([0, 0, 1]), **NEEDED.get(op, {})))
                 y, *states = run(given, small)
@@ -596,8 +640,23 @@ class Errors(Quiet):
     def test_arguments(self):
         x, s, k = make("ssd"), make("selective_scan"), make("conv_ssd", T=1)
         p, cu, two = make("ssd", B=1, rows=3), jnp.array([0, 7, 19]), jnp.array([0, 1], jnp.int32)
-        q = make("conv_ssd", B=1, rows=3)
+        q, m = make("conv_ssd", B=1, rows=3), make("wkv_ssm_mixed", T=1)
+        gains = dict.fromkeys(("gain_wkv", "gain_ssm", "residual"))
         cases = [
+            ("wkv_ssm: mixed = 2: must be True or False", lambda: gt.wkv_ssm(**{**m, **gains}, mixed=2)),
+            *[(f"{name}: {gain} is given, but mixed = False", lambda name=name, gain=gain: getattr(gt, name)(
+                **{**m, **gains, gain: m[gain]})) for name in ("wkv_ssm", "wkv_ssm_step") for gain in gains],
+            (r"wkv_ssm: gain_wkv has shape \[3\]: must be \[H,V\], where", lambda: gt.wkv_ssm(
+                **{**m, "gain_wkv": jnp.ones(3)}, mixed=True)),
+            (r"wkv_ssm_step: gain_ssm has shape \[4, 5\]: must be \[H,P\], where", lambda: gt.wkv_ssm_step(
+                **{**m, "gain_ssm": jnp.ones((4, 5))}, mixed=True)),
+            (r"wkv_ssm: residual has shape \[2, 1, 4\]: must be \[B,T,H,V\], where", lambda: gt.wkv_ssm(
+                **{**m, "residual": m["residual"][..., 0]}, mixed=True)),
+            ("wkv_ssm: residual has dtype bfloat16: must be float32", lambda: gt.wkv_ssm(
+                **{**m, "residual": m["residual"].astype("bfloat16")}, mixed=True)),
+            ("wkv_ssm: x has H = 4, P = 5, but v has H = 4, V = 6: H P must equal H V to mix", lambda: gt.wkv_ssm(
+                **{**m, **gains, "x": m["x"][..., :5], "z": None, "ssm_state": None}, mixed=True)),
+            ("wkv_ssm_step: ssm_state is None", lambda: gt.wkv_ssm_step(**{**m, "ssm_state": None}, mixed=True)),
             ("ssd: dt has shape", lambda: gt.ssd(**{**x, "dt": x["dt"][:, :3]})),
             ("ssd: A is None", lambda: gt.ssd(**{**x, "A": None})),
             ("ssd: Bm has dtype bfloat16: must be float32", lambda: gt.ssd(**{**x, "Bm": x["Bm"].astype("bfloat16")})),

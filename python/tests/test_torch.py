@@ -19,13 +19,13 @@ except ImportError:
 
 import loops
 from gt_kernels import ArgumentError, Error, UnsupportedError, c
-from gt_kernels._operators import OPERATORS
+from gt_kernels._operators import OPERATORS, schema_name
 import gt_kernels.torch as gt
 from gt_kernels.torch import _engine, _plan
 from gt_kernels.torch._errors import named
 
 STEPPED = ("wkv6", "ssd", "selective_scan", "conv1d", "wkv4")
-RECURRENT = STEPPED + ("conv_ssd", "wkv_ssm")
+RECURRENT = STEPPED + ("conv_ssd", "wkv_ssm", "wkv_ssm_mixed")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DEVICES = ["cpu"]
 if torch.cuda.is_available() and c.gt_device_supported(-1) == c.GT_OK:
@@ -36,7 +36,10 @@ INPUTS = {
     "norm_mix": "a b gain_a gain_b residual", "norm_gate": "x z gamma beta", "add_norm": "x residual gamma beta",
     "conv_ssd": "xBC dt weight A bias Dskip z dt_bias conv_state state",
     "wkv_ssm": "r k v w u x dt A Bm Cm Dskip z dt_bias wkv_state ssm_state", "wkv4": "k v w u state",
+    "wkv_ssm_mixed": "r k v w u x dt A Bm Cm Dskip z dt_bias gain_wkv gain_ssm residual wkv_state ssm_state",
 }
+MIXED = ("gain_wkv", "gain_ssm", "residual")  # arguments that only a mixed call of wkv_ssm takes
+PUBLIC = {**{op: op for op in INPUTS}, "wkv_ssm_mixed": "wkv_ssm"}  # functions of gt_kernels.torch
 ACTIVATIONS = set("r k v w x xBC dt Bm Cm z a b residual".split())
 STATES = ("state", "conv_state", "wkv_state", "ssm_state")
 
@@ -62,6 +65,11 @@ def shapes(op, B=2, T=19, rows=None):
                         dt=(B, T, 2 * H), A=(2 * H,), Bm=(B, T, G, 2 * N), Cm=(B, T, G, 2 * N), Dskip=(2 * H,),
                         z=(B, T, 2 * H, P), dt_bias=(2 * H,), wkv_state=(rows, H, N, V),
                         ssm_state=(rows, 2 * H, P, 2 * N)),
+        "wkv_ssm_mixed": dict(r=(B, T, H, N), k=(B, T, H, N), v=(B, T, H, 6), w=(B, T, H, N), u=(H, N),
+                              x=(B, T, 2 * H, 3), dt=(B, T, 2 * H), A=(2 * H,), Bm=(B, T, G, 2 * N),
+                              Cm=(B, T, G, 2 * N), Dskip=(2 * H,), z=(B, T, 2 * H, 3), dt_bias=(2 * H,), gain_wkv=(H, 6),
+                              gain_ssm=(2 * H, 3), residual=(B, T, H, 6), wkv_state=(rows, H, N, 6),
+                              ssm_state=(rows, 2 * H, 3, 2 * N)),
         "conv1d": dict(x=(B, T, D), weight=(D, W), bias=(D,), state=(rows, D, W - 1)),
         "wkv4": dict(k=(B, T, D), v=(B, T, D), w=(D,), u=(D,), state=(rows, 3, D)),
         "rmsnorm_linear": dict(x=(B, T, D), weight=(O, D), gamma=(D,), beta=(D,), bias=(O,)),
@@ -106,10 +114,15 @@ def call(module, op, tensors, **options):
         return getattr(module, op)(*values, **options), None
     if module is gt:
         options["final_state"] = True
+        if op == "wkv_ssm_mixed":
+            options["mixed"] = True
+    if op == "wkv_ssm_mixed":
+        values = [tensors[name] for name in INPUTS["wkv_ssm"].split() if name not in STATES]
+        options.update((name, tensors[name]) for name in MIXED)
     if op == "conv_ssd":
         options = {**options, "state_size": 8, "groups": 2}
     states = {name: tensors[name] for name in INPUTS[op].split() if name in STATES}
-    results = getattr(module, op)(*values, **states, **options)
+    results = getattr(module, PUBLIC[op] if module is gt else op)(*values, **states, **options)
     return side_by_side(results[: -len(states)], 2), side_by_side(results[-len(states):], 1)
 
 
@@ -169,8 +182,12 @@ class Numbers(unittest.TestCase):
                      "norm_mix": ("gain_a", "gain_b", "residual"), "norm_gate": ("z", "gamma", "beta"),
                      "add_norm": ("residual", "gamma", "beta"),
                      "conv_ssd": ("bias", "Dskip", "z", "dt_bias", "conv_state", "state"),
-                     "wkv_ssm": ("u", "Dskip", "z", "dt_bias", "wkv_state", "ssm_state")}[op]:
+                     "wkv_ssm": ("u", "Dskip", "z", "dt_bias", "wkv_state", "ssm_state"),
+                     "wkv_ssm_mixed": ("u", "z", *MIXED, "ssm_state")}[op]:
             yield f"no {left}", (left,), {}
+        if op == "wkv_ssm_mixed":
+            yield "no gains", ("gain_wkv", "gain_ssm"), {}
+            yield "nothing but the branches", MIXED, {"recompute": True}
         yield from {
             "wkv6": [("segments", (), {"segments": 3}), ("recompute", (), {"recompute": True})],
             "ssd": [("softplus", (), {"softplus": True}), ("limits", (), {"softplus": True, "dt_limit": (0.2, 0.9)}),
@@ -187,7 +204,7 @@ class Numbers(unittest.TestCase):
                          ("no residual, reads the sum", ("residual",), {"reads_sum": True}),
                          ("sum in fp32", (), {"sum_in_fp32": True}),
                          ("no residual, sum in fp32", ("residual",), {"sum_in_fp32": True})],
-            **dict.fromkeys(("conv_ssd", "wkv_ssm"), [
+            **dict.fromkeys(("conv_ssd", "wkv_ssm", "wkv_ssm_mixed"), [
                 ("softplus", (), {"softplus": True}), ("limits", (), {"softplus": True, "dt_limit": (0.2, 0.9)}),
                 ("segments", (), {"segments": 3}), ("recompute", (), {"recompute": True})]),
         }[op]
@@ -202,7 +219,7 @@ class Numbers(unittest.TestCase):
 
     def test_log_decay(self):
         for device in DEVICES:
-            for op in ("wkv6", "wkv_ssm"):
+            for op in ("wkv6", "wkv_ssm", "wkv_ssm_mixed"):
                 tensors = make(op, device)
                 tensors["w"] = (-tensors["w"].detach().exp()).requires_grad_()
                 self.compare(op, tensors, torch.float32, "log", decay="log")
@@ -231,9 +248,9 @@ class Numbers(unittest.TestCase):
 
     def test_skip_of_each_channel(self):
         for device in DEVICES:
-            for op in ("ssd", "conv_ssd", "wkv_ssm"):
+            for op in ("ssd", "conv_ssd", "wkv_ssm", "wkv_ssm_mixed"):
                 shape = shapes(op)
-                shape["Dskip"] += (6,)
+                shape["Dskip"] += (3 if op == "wkv_ssm_mixed" else 6,)
                 self.compare(op, make(op, device, shape=shape), torch.float32, f"{op}: Dskip [H,P]")
 
     def test_shared_state(self):
@@ -276,7 +293,7 @@ class Numbers(unittest.TestCase):
                 self.assertEqual(state.shape[0], 5)
 
     def test_one_state_shared_and_the_other_not(self):
-        for op, name in (("conv_ssd", "conv_state"), ("wkv_ssm", "wkv_state")):
+        for op, name in (("conv_ssd", "conv_state"), ("wkv_ssm", "wkv_state"), ("wkv_ssm_mixed", "ssm_state")):
             tensors = make(op)
             with self.assertRaisesRegex(ArgumentError, "both must have one, or neither"):
                 call(gt, op, {**tensors, name: tensors[name][0]})
@@ -328,7 +345,7 @@ class Numbers(unittest.TestCase):
 
     def test_backward_reads_y(self):
         """Passes y to backward as on a GPU.  The twins accept y, but compute dz without it, so no gradient changes."""
-        for op in ("ssd", "conv_ssd", "wkv_ssm"):
+        for op in ("ssd", "conv_ssd", "wkv_ssm", "wkv_ssm_mixed"):
             tensors = make(op, dtype=torch.bfloat16)
             expected = gradients(tensors, *call(gt, op, tensors))
             for without in ((), ("z",)):
@@ -345,7 +362,8 @@ class Numbers(unittest.TestCase):
                         self.assertTrue(torch.equal(found[name], expected[name]), f"{op} d{name}")
                     plan, = (plan for key, plan in engine.plans.items() if key[0] == "backward")
                     args = plan.struct.from_buffer_copy(plan.template)
-                    self.assertEqual(getattr(args, "ssd", args).reads_y, not without)
+                    # y of a mixed call is there without z, too, because the gradient of gain_ssm needs it
+                    self.assertEqual(getattr(args, "ssd", args).reads_y, op == "wkv_ssm_mixed" or not without)
         tensors = make("ssd", dtype=torch.bfloat16)
         with unittest.mock.patch.object(_engine, "_READS_Y", ("cpu",)):
             y = gt.ssd(*[tensors[name] for name in INPUTS["ssd"].split()])
@@ -432,7 +450,7 @@ class Bits(unittest.TestCase):
         field = {"state": "state_in", "conv_state": "conv_state_in", "wkv_state": "state_in",
                  "ssm_state": "state_in"}.get(name, name)
         inner = args
-        if op == "wkv_ssm":
+        if op in ("wkv_ssm", "wkv_ssm_mixed") and name not in MIXED:
             inner = args.wkv6 if name in ("r", "k", "v", "w", "u", "wkv_state") else args.ssd
         return inner, field, "conv_dstate_in" if name == "conv_state" else f"d{field}"
 
@@ -442,7 +460,7 @@ class Bits(unittest.TestCase):
         return (args.wkv6, args.ssd) if op == "wkv_ssm" else (args,)
 
     def direct(self, op, tensors, sizes, options, device):
-        struct = getattr(c, f"gt_{op}_args")
+        struct = getattr(c, f"gt_{PUBLIC[op]}_args")
         dtype = {torch.float32: c.GT_F32, torch.bfloat16: c.GT_BF16, torch.float16: c.GT_F16}[next(iter(tensors.values())).dtype]
         args, back, keep, out = struct(), struct(), [], {}
         first = next(iter(tensors.values()))
@@ -454,12 +472,18 @@ class Bits(unittest.TestCase):
             for name, value in tensors.items():
                 inner, field, _ = self.place(op, call_args, name)
                 setattr(inner, field, value.data_ptr())
-        y_shapes = {"wkv6": (tensors.get("v"),), "wkv_ssm": (tensors.get("v"), tensors.get("x")),
+        y_shapes = {"wkv6": (tensors.get("v"),), "wkv_ssm_mixed": (tensors.get("v"),),
+                    "wkv_ssm": (tensors.get("v"), tensors.get("x")),
                     "conv_ssd": (tensors.get("z"),)}.get(op, (first,))
         y_shapes = [(*value.shape[:-1], sizes["O"]) if "O" in sizes else value.shape for value in y_shapes]
         ys = [torch.empty(shape, dtype=first.dtype, device=device) for shape in y_shapes]
+        y_field = "mixed" if op == "wkv_ssm_mixed" else "y"
         for inner, y in zip(self.outer(op, args), ys):
-            inner.y = y.data_ptr()
+            setattr(inner, y_field, y.data_ptr())
+        if op == "wkv_ssm_mixed":  # backward reads y of both branches
+            for name, like in (("wkv6", "v"), ("ssd", "x")):
+                keep.append(torch.empty_like(tensors[like]))
+                getattr(args, name).y = getattr(back, name).y = keep[-1].data_ptr()
         states = [name for name in INPUTS[op].split() if name in STATES]
         finals = [torch.empty_like(tensors[name]) for name in states]
         for name, final in zip(states, finals):
@@ -476,9 +500,9 @@ class Bits(unittest.TestCase):
         dys = dy.split([y.flatten(2).shape[2] for y in ys], 2) if len(ys) > 1 else [dy]
         for inner, part in zip(self.outer(op, back), dys):
             keep.append(part.contiguous())
-            inner.dy = keep[-1].data_ptr()
+            setattr(inner, f"d{y_field}", keep[-1].data_ptr())
         for name, value in tensors.items():
-            if (op, name) == ("norm_mix", "residual"):
+            if (op, name) in (("norm_mix", "residual"), ("wkv_ssm_mixed", "residual")):
                 out["dresidual"] = dy
                 continue
             wide = (op, name) == ("rmsnorm_linear", "weight")
@@ -503,6 +527,7 @@ class Bits(unittest.TestCase):
         return out
 
     def launch(self, op, name, args, device, keep):
+        op = PUBLIC[op]
         if device == "cpu":
             c.check(getattr(c, f"gt_ref_{op}_{name}")(args))
             return
@@ -524,6 +549,8 @@ class Bits(unittest.TestCase):
                                 {"softplus": 1, "dt_limit": 1, "dt_min": 0.2, "dt_max": 0.9}),
                    "wkv_ssm": ({"softplus": True, "scale": 0.5, "segments": 2},
                                {"ssd.softplus": 1, "wkv6.scale": 0.5, "segments": 2}),
+                   "wkv_ssm_mixed": ({"softplus": True, "scale": 0.5, "segments": 2},
+                                     {"ssd.softplus": 1, "wkv6.scale": 0.5, "segments": 2, "ssd.reads_y": 1}),
                    "wkv4": ({"decay": "log"}, {"decay": c.GT_DECAY_LOG}),
                    "norm_mix": ({"heads": 3}, {"H": 3}), "norm_gate": ({"heads": 2, "norm": "layer"},
                                                                       {"H": 2, "norm": c.GT_NORM_LAYER}),
@@ -533,6 +560,8 @@ class Bits(unittest.TestCase):
                  "conv_ssd": dict(B=2, T=19, H=4, P=6, N=8, G=2, W=4),
                  "wkv_ssm": {"B": 2, "T": 19, "wkv6.H": 4, "wkv6.N": 8, "ssd.H": 8, "ssd.P": 6, "ssd.N": 16,
                              "ssd.G": 2},
+                 "wkv_ssm_mixed": {"B": 2, "T": 19, "wkv6.H": 4, "wkv6.N": 8, "wkv6.V": 6, "ssd.H": 8, "ssd.P": 3,
+                                   "ssd.N": 16, "ssd.G": 2},
                  "rmsnorm_linear": dict(M=38, D=12, O=10), "norm_mix": dict(M=38, D=12), "norm_gate": dict(M=38, D=12),
                  "add_norm": dict(M=38, D=12)}
         for device in DEVICES:
@@ -1088,6 +1117,208 @@ class Snapshots(unittest.TestCase):
                 self.call("conv_ssd", tensors, **states, cu_seqlens=bounds, slots=slots, **buffers, snapshot_every=128)
 
 
+class Mixed(unittest.TestCase):
+    """Calls of wkv_ssm that add the branches, and the steps of wkv_ssm.  Other classes compare numbers and bits."""
+
+    def kept(self, tensors):
+        """Returns which of (y of wkv6, y of ssd) a call keeps for backward.  Checks that it returns neither."""
+        engine, kept = _engine.ENGINES["wkv_ssm_mixed"], []
+        engine.plans.clear()
+        engine.seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            results = gt.wkv_ssm(**tensors, mixed=True)
+        self.assertIs(type(results), torch.Tensor)
+        (key, plan), = engine.plans.items()
+        fields = [field for field, *_ in plan.outputs]
+        self.assertEqual([field for field, *_ in plan.scratch], [] if "ssd.y" in fields else ["ssd.y"])
+        self.assertFalse(set(fields) - {"mixed", "wkv6.y", "ssd.y", "saved"})
+        tails = {name: tuple(tensors[name].shape) for name in ("v", "x")}
+        found = [t for t in kept if not any(t is value or t.data_ptr() == value.data_ptr() for value in
+                                            tensors.values() if value is not None)]
+        self.assertEqual(sorted(tuple(t.shape) for t in found if t.dtype != torch.uint8),
+                         sorted(tails[{"wkv6.y": "v", "ssd.y": "x"}[field]] for field in fields if "y" in field))
+        return tuple(field in fields for field in ("wkv6.y", "ssd.y"))
+
+    def test_what_a_call_keeps(self):
+        """y of a branch is kept only for the gradient of its gain."""
+        for wanted in itertools.product((False, True), repeat=2):
+            tensors = make("wkv_ssm_mixed")
+            for name, is_wanted in zip(MIXED, wanted):
+                tensors[name].requires_grad_(is_wanted)
+            self.assertEqual(self.kept(tensors), wanted)
+        with torch.no_grad():
+            self.assertEqual(self.kept(make("wkv_ssm_mixed")), (False, False))
+        self.assertEqual(self.kept(make("wkv_ssm_mixed", without=MIXED)), (False, False))
+        tensors = {name: value.detach().requires_grad_(name == "gain_wkv") for name, value in
+                   make("wkv_ssm_mixed").items()}
+        self.assertEqual(self.kept(tensors), (True, False))
+        for dtype, without, reads in ((torch.bfloat16, MIXED, True), (torch.bfloat16, (*MIXED, "z"), False),
+                                      (torch.float32, MIXED, False)):
+            with unittest.mock.patch.object(_engine, "_READS_Y", ("cpu",)):
+                self.assertEqual(self.kept(make("wkv_ssm_mixed", dtype=dtype, without=without)), (False, reads))
+        _engine.ENGINES["wkv_ssm_mixed"].plans.clear()
+        _engine.ENGINES["wkv_ssm_mixed"].seen.clear()
+
+    def test_gains_of_heads(self):
+        for device, dtype in itertools.product(DEVICES, (torch.float32, torch.bfloat16)):
+            tensors = make("wkv_ssm_mixed", device, dtype)
+            heads = {**tensors, **{name: torch.randn(tensors[name].shape[0], device=device, requires_grad=True)
+                                   for name in ("gain_wkv", "gain_ssm")}}
+            channels = {name: heads[name].detach()[:, None].repeat(1, value.shape[1]).requires_grad_()
+                        if "gain" in name else value for name, value in tensors.items()}
+            y, state = call(gt, "wkv_ssm_mixed", heads)
+            right, same = call(gt, "wkv_ssm_mixed", channels)
+            self.assertTrue(torch.equal(y, right) and torch.equal(state, same))
+            found, expected = gradients(heads, y, state), gradients(channels, right, same)
+            for name in expected:
+                wide = "gain" in name
+                torch.testing.assert_close(found[name], expected[name].sum(1) if wide else expected[name],
+                                           rtol=1e-6 if wide else 0, atol=1e-6 if wide else 0)
+
+    def test_compiled_gradient_of_one_argument(self):
+        """Compiled code decides at another place whether y is kept."""
+        torch._dynamo.reset()
+        tensors = {name: value.detach() for name, value in make("wkv_ssm_mixed", T=5).items()}
+        for name in MIXED:
+            def loss(value, name=name):
+                return call(gt, "wkv_ssm_mixed", {**tensors, name: value})[0].square().sum()
+            leaf = tensors[name].clone().requires_grad_()
+            right, = torch.autograd.grad(loss(leaf), leaf)
+            compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+            self.assertTrue(torch.equal(torch.autograd.grad(compiled(leaf), leaf)[0], right), name)
+
+    def test_packed_without_tokens_of_a_sequence(self):
+        """Rows outside of all sequences are 0, even with a residual."""
+        tensors = make("wkv_ssm_mixed", B=1, rows=2)
+        y = gt.wkv_ssm(**tensors, mixed=True, cu_seqlens=torch.tensor([0, 7, 12]))
+        self.assertFalse(y[:, 12:].any())
+        self.assertTrue(y[:, :12].all())
+
+    # ---- steps ----
+
+    def parts(self, device, dtype=torch.float32, rows=2, op="wkv_ssm_mixed", **sizes):
+        """Returns (tensors without states, states)."""
+        tensors = {name: value.detach() for name, value in make(op, device, dtype, rows=rows, **sizes).items()}
+        return tensors, [tensors.pop(name) for name in ("wkv_state", "ssm_state")]
+
+    def cut(self, tensors, first, end):
+        return {name: value[:, first:end] if is_activation("wkv_ssm", name) else value
+                for name, value in tensors.items()}
+
+    def test_step_equals_forward(self):
+        for device, dtype in itertools.product(DEVICES, (torch.float32, torch.bfloat16)):
+            for op, more in (("wkv_ssm", {}), ("wkv_ssm_mixed", {"mixed": True})):
+                tensors, states = self.parts(device, dtype, op=op)
+                right = gt.wkv_ssm(**tensors, wkv_state=states[0], ssm_state=states[1], **more, final_state=True)
+                found = [state.clone() for state in states]
+                steps = []
+                for first, end in ((0, 1), (1, 17), (17, 19)):
+                    y = gt.wkv_ssm_step(**self.cut(tensors, first, end), wkv_state=found[0], ssm_state=found[1], **more)
+                    steps.append(y if isinstance(y, tuple) else (y,))
+                for got, expected in zip((*[torch.cat(y, 1) for y in zip(*steps)], *found), right):
+                    error = (got.double() - expected.double()).norm() / expected.double().norm()
+                    self.assertLess(error, TOLERANCE[dtype], op)
+
+    def test_step_has_the_bits_of_two_steps(self):
+        """Also with rows of pools, and with tokens that do not enter the states."""
+        for device in DEVICES:
+            integers = {name: torch.tensor(values, device=device) for name, values in
+                        (("slots", [4, -1, 2]), ("tokens", [3, 2, 1]), ("commit", [1, 2, 0]))}
+            for given in ({}, integers):
+                tensors, states = self.parts(device, rows=6 if given else 3, B=3, T=3)
+                plain = {name: value for name, value in tensors.items() if name not in MIXED}
+                one, both, alone = ([state.clone() for state in states] for _ in range(3))
+                more = {**given, "softplus": True, "scale": 0.5}
+                wkv, ssm = gt.wkv_ssm_step(**plain, wkv_state=one[0], ssm_state=one[1], **more)
+                y = gt.wkv_ssm_step(**tensors, wkv_state=both[0], ssm_state=both[1], mixed=True, **more)
+                first = gt.wkv6_step(*[plain[n] for n in "rkvwu"], alone[0], scale=0.5, **given)
+                second = gt.ssd_step(*[plain[n] for n in "x dt A Bm Cm Dskip z dt_bias".split()], alone[1],
+                                     softplus=True, **given)
+                self.assertTrue(torch.equal(wkv, first) and torch.equal(ssm, second))
+                for i in range(2):
+                    self.assertTrue(torch.equal(one[i], alone[i]) and torch.equal(both[i], alone[i]))
+                    self.assertFalse(torch.equal(one[i], states[i]))
+                right = tensors["residual"] + tensors["gain_wkv"] * wkv + (tensors["gain_ssm"] * ssm).reshape(wkv.shape)
+                if given:
+                    for b, count in enumerate((3, 0, 1)):
+                        right[b, count:] = 0
+                torch.testing.assert_close(y, right, rtol=1e-5, atol=1e-5)
+
+    def test_compiled_step(self):
+        for op, more in (("wkv_ssm", {}), ("wkv_ssm_mixed", {"mixed": True})):
+            with torch.no_grad():
+                torch._dynamo.reset()
+                tensors, plain = self.parts("cpu", op=op, T=2)
+                twice = [state.clone() for state in plain]
+                versions = [state._version for state in plain]
+
+                def step(tensors, states, more=more):
+                    return gt.wkv_ssm_step(**tensors, wkv_state=states[0], ssm_state=states[1], **more)
+
+                compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+                for _ in range(3):
+                    right, found = step(tensors, plain), compiled(tensors, twice)
+                    for a, b in [(right, found)] if more else zip(right, found):
+                        self.assertTrue(torch.equal(a, b), op)
+                for a, b, version in zip(plain, twice, versions):
+                    self.assertTrue(torch.equal(a, b), op)
+                    self.assertEqual(a._version, version + 3)
+
+    # ---- errors ----
+
+    def test_refusals(self):
+        good, one = make("wkv_ssm_mixed"), torch.zeros(2, 19, 4, 6)
+        for value in (2, None, "1", 0.5):
+            with self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.wkv_ssm: mixed = {value!r}: must be True or"):
+                gt.wkv_ssm(**{**good, **dict.fromkeys(MIXED)}, mixed=value)
+        for name in MIXED:
+            given = {**good, **dict.fromkeys(MIXED), name: good[name]}
+            with self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.wkv_ssm: {name} is given, but mixed = False"):
+                gt.wkv_ssm(**given)
+        cases = (
+            ({"gain_wkv": torch.zeros(4, 5)}, r"gain_wkv has shape \[4, 5\]: must be \[H,V\], where"),
+            ({"gain_wkv": torch.zeros(5)}, r"gain_wkv has shape \[5\]: must be \[H,V\], where"),
+            ({"gain_ssm": torch.zeros(4)}, r"gain_ssm has shape \[4\]: must be \[H,P\], where"),
+            ({"gain_ssm": torch.zeros(8, 3, 1)}, r"gain_ssm has shape \[8, 3, 1\]: must be \[H,P\], where"),
+            ({"gain_ssm": torch.zeros(8, 3).int()}, "gain_ssm has dtype torch.int32: must be a floating-point dtype"),
+            ({"gain_wkv": 2.0}, "gain_wkv is a builtins.float: must be a torch.Tensor"),
+            ({"gain_wkv": torch.zeros(4, 6, device="meta")}, "gain_wkv is on meta: must be on cpu"),
+            ({"residual": one[:, :18]}, r"residual has shape \[2, 18, 4, 6\]: must be \[B,T,H,V\], where"),
+            ({"residual": one.bfloat16()}, "residual has dtype torch.bfloat16: must be torch.float32"),
+            ({"v": one[..., :5], "gain_wkv": None, "residual": None, "wkv_state": torch.zeros(2, 4, 8, 5)},
+             "x has H = 8, P = 3, but v has H = 4, V = 5: H P must equal H V to mix the branches"))
+        for change, text in cases:
+            for function in (gt.wkv_ssm, gt.wkv_ssm_step):
+                name = function.__name__
+                with self.subTest(text=text, function=name), torch.no_grad(), \
+                        self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.{name}: {text}"):
+                    function(**{**{n: None if v is None else v.detach() for n, v in good.items()}, **change}, mixed=True)
+
+    def test_refusals_of_steps(self):
+        tensors, states = self.parts("cpu", T=2)
+        good = {**tensors, "wkv_state": states[0], "ssm_state": states[1]}
+        before = [state.clone() for state in states]
+        for name, state in (("wkv_state", states[0]), ("ssm_state", states[1])):
+            wide = torch.zeros(2, 2, *state.shape[1:])[:, 0]
+            for bad, text in ((None, f"{name} is None"), (state[:1], rf"{name} has shape \[1, .*\]: must be \[2,H,"),
+                              (state.bfloat16(), f"{name} has dtype torch.bfloat16: must be torch.float32"),
+                              (state[0], rf"{name} has shape \[[0-9, ]*\]: must be \[2,H,"),
+                              (wide, f"{name} has strides .*: must be contiguous, because it is updated in place"),
+                              (torch._neg_view(state), f"{name} is a negated view: must be a plain tensor")):
+                for more in ({"mixed": True}, dict.fromkeys(MIXED)):
+                    with self.subTest(text=text), torch.no_grad(), \
+                            self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.wkv_ssm_step: {text}"):
+                        gt.wkv_ssm_step(**{**good, name: bad, **more})
+        with torch.no_grad(), self.assertRaisesRegex(ArgumentError, "^gt_kernels.torch.wkv_ssm_step: T = 17"):
+            gt.wkv_ssm_step(**{**self.parts("cpu", T=17)[0], "wkv_state": states[0], "ssm_state": states[1]}, mixed=True)
+        with torch.no_grad(), self.assertRaisesRegex(ArgumentError, r"wkv_ssm_step: slots has shape \[3\]: must have 2"):
+            gt.wkv_ssm_step(**good, mixed=True, slots=torch.zeros(3, dtype=torch.int32))
+        with self.assertRaisesRegex(UnsupportedError, "^gt_kernels.torch.wkv_ssm_step: this call updates the state"):
+            gt.wkv_ssm_step(**{**good, "gain_wkv": good["gain_wkv"].requires_grad_()}, mixed=True)
+        for state, same in zip(states, before):
+            self.assertTrue(torch.equal(state, same))
+
+
 class Layouts(unittest.TestCase):
     def relaid(self, op, name, value, how):
         if value is None or value.dim() < 3 or name in STATES or name == "A":
@@ -1125,9 +1356,9 @@ class Layouts(unittest.TestCase):
                             self.assertLess(error, 1e-5, name)
 
     def test_others_are_copied_with_one_warning(self):
-        gt.warn_on_copy(True)
         self.addCleanup(gt.warn_on_copy, False)
         for op in INPUTS:
+            gt.warn_on_copy(True)
             tensors = make(op)
             moved = {name: self.relaid(op, name, value, "expanded") for name, value in tensors.items()}
             same = {name: value if value is None else value.detach().contiguous() for name, value in moved.items()}
@@ -1237,7 +1468,7 @@ class Errors(unittest.TestCase):
             y, _ = call(gt, op, tensors)
             first = next(iter(tensors.values()))
             grad, = torch.autograd.grad(y.square().sum(), first, create_graph=True)
-            with self.assertRaisesRegex(NotImplementedError, f"{op}: gradients of gradients"):
+            with self.assertRaisesRegex(NotImplementedError, f"{PUBLIC[op]}: gradients of gradients"):
                 grad.square().sum().backward()
 
 
@@ -1352,7 +1583,7 @@ class Kinds(unittest.TestCase):
                             other = {**tensors, name: make_other(tensors[name])}
                             if before:
                                 call(gt, op, tensors)
-                            with self.assertRaisesRegex(Error, f"^gt_kernels.torch.{op}: {name} "):
+                            with self.assertRaisesRegex(Error, f"^gt_kernels.torch.{PUBLIC[op]}: {name} "):
                                 call(gt, op, other)
 
     def test_a_refused_tensor_leaves_no_plan(self):
@@ -1453,28 +1684,27 @@ class PyTorch(unittest.TestCase):
             options = {"wkv6": (0, 0.5, 0), "wkv4": (0, 0), "ssd": (1, 0, 0.0, 0.0, 0), "selective_scan": (1, 0), "conv1d": (1,),
                        "rmsnorm_linear": (0, 1e-5), "norm_mix": (3, 1e-5), "norm_gate": (0, 0, 2, 1e-5),
                        "add_norm": (0, 1e-5, 0, 1),
-                       "conv_ssd": (8, 2, 1, 0, 0.0, 0.0, 0), "wkv_ssm": (0, 0.5, 1, 1, 0.2, 0.9, 0)}[op]
+                       "conv_ssd": (8, 2, 1, 0, 0.0, 0.0, 0), "wkv_ssm": (0, 0.5, 1, 1, 0.2, 0.9, 0),
+                       "wkv_ssm_mixed": (0, 0.5, 1, 1, 0.2, 0.9, 0)}[op]
             packed = (None, None) if op in RECURRENT else ()
             states = sum(name in STATES for name in tensors)
-            has_saved = op not in ("conv1d", "norm_mix", "norm_gate", "add_norm")
-            wanted = (True,) * (states + has_saved)
-            ops = torch.ops.gt_kernels
+            engine, ops = _engine.ENGINES[op], torch.ops.gt_kernels
+            wanted = (True,) * (len(engine.results) - engine.y_count)
             with self.subTest(op=op):
                 torch.library.opcheck(getattr(ops, f"{op}_forward").default, (*values, *packed, *options, *wanted))
                 torch.library.opcheck(getattr(ops, f"{op}_infer").default,
                                       ([v.detach() for v in values] + [*packed, *options] + [True] * states))
                 outputs = getattr(ops, f"{op}_forward")(*(v.detach() for v in values), *packed, *options, *wanted)
                 outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-                engine = _engine.ENGINES[op]
                 names = engine.names["backward"]
-                made = {"saved": outputs[-1] if has_saved else None, "sum": outputs[-1]}
-                made.update(zip(names, outputs))  # backward's first arguments are gradients of outputs
+                made = dict(zip(map(schema_name, engine.results), outputs))
+                made.update(zip(names, outputs[:len(engine.operator.outputs)]))  # gradients of the outputs
                 given = [made.get(name) for name in names[:len(names) - len(values) - len(packed)]]
                 torch.library.opcheck(getattr(ops, f"{op}_backward").default,
                                       (*given, *(v.detach() for v in values), *packed, *options,
                                        2 ** len(engine.gradients) - 1),
                                       test_utils=("test_schema", "test_faketensor"))  # forward passed the others
-                if op in STEPPED:
+                if "step" in engine.names:
                     plain = [v.detach() for v in values]
                     torch.library.opcheck(getattr(ops, f"{op}_step").default, (*plain, *no_arrays(op), *options))
 
@@ -1570,18 +1800,25 @@ class PyTorch(unittest.TestCase):
         self.assertEqual(counter.frame_count, 1)
 
     def test_compile_with_dynamic_shapes(self):
-        self.check_dynamic("conv1d")
+        for op in ("conv1d", "wkv_ssm_mixed"):
+            self.check_dynamic(op)
 
     def test_compile_with_dynamic_shapes_and_saved(self):
         """Imitates a GPU: forward saves an array whose size only the C API knows."""
-        need = unittest.mock.Mock(side_effect=lambda question: c.gt_workspace(saved=question.T * 40))
-        with unittest.mock.patch.object(_plan, "SAVES", ("cpu",)), \
-                unittest.mock.patch.object(_plan.Planner, "ask", need):
-            _engine.ENGINES["selective_scan"].plans.clear()
-            self.check_dynamic("selective_scan")
-        _engine.ENGINES["selective_scan"].plans.clear()
-        _engine.ENGINES["selective_scan"].seen.clear()
-        self.assertTrue(need.called)
+        def answer(question):
+            if hasattr(question, "mixed"):  # the question tells that the call is a mixed one
+                self.assertTrue(question.mixed and question.ssd.y)
+            return c.gt_workspace(saved=question.T * 40)
+
+        for op in ("selective_scan", "wkv_ssm_mixed"):
+            need = unittest.mock.Mock(side_effect=answer)
+            with unittest.mock.patch.object(_plan, "SAVES", ("cpu",)), \
+                    unittest.mock.patch.object(_plan.Planner, "ask", need):
+                _engine.ENGINES[op].plans.clear()
+                self.check_dynamic(op)
+            _engine.ENGINES[op].plans.clear()
+            _engine.ENGINES[op].seen.clear()
+            self.assertTrue(need.called)
 
     def test_compiled_step(self):
         arrays = {name: torch.tensor(values, dtype=torch.int32)
@@ -1671,7 +1908,7 @@ class PyTorch(unittest.TestCase):
 
                 for use in (dual, torch.func.jacfwd(function), lambda v: torch.func.jvp(function, (v,), (v,)),
                             lambda v: torch.func.linearize(function, v)):
-                    with self.assertRaisesRegex(UnsupportedError, f"{op}: forward-mode"):
+                    with self.assertRaisesRegex(UnsupportedError, f"{PUBLIC[op]}: forward-mode"):
                         use(value)
 
     def test_other_transforms(self):

@@ -16,6 +16,11 @@ assert_type(gt.wkv6(x, x, x, x), torch.Tensor)
 assert_type(gt.wkv6(x, x, x, x, None, x, decay="log", final_state=True), tuple[torch.Tensor, torch.Tensor])
 assert_type(gt.conv_ssd(x, x, x, x, state_size=8, final_state=True), tuple[torch.Tensor, torch.Tensor, torch.Tensor])
 assert_type(gt.wkv_ssm(x, x, x, x, None, x, x, x, x, x), tuple[torch.Tensor, torch.Tensor])
+assert_type(gt.wkv_ssm(x, x, x, x, None, x, x, x, x, x, mixed=True, gain_wkv=x, residual=x), torch.Tensor)
+assert_type(gt.wkv_ssm(x, x, x, x, None, x, x, x, x, x, mixed=True, final_state=True),
+            tuple[torch.Tensor, torch.Tensor, torch.Tensor])
+assert_type(gt.wkv_ssm_step(x, x, x, x, None, x, x, x, x, x, None, None, None, x, x), tuple[torch.Tensor, torch.Tensor])
+assert_type(gt.wkv_ssm_step(x, x, x, x, None, x, x, x, x, x, None, None, None, x, x, mixed=True), torch.Tensor)
 assert_type(gt.ssd_step(x, x, x, x, x, None, None, None, x, dt_limit=(0.0, 1.0), slots=x), torch.Tensor)
 assert_type(gt.ssd(x, x, x, x, x, state=x, cu_seqlens=x, slots=x, starts_zero=x), torch.Tensor)
 assert_type(gt.ssd(x, x, x, x, x, state=x, cu_seqlens=x, slots=x, snapshots=x, snapshot_every=256), torch.Tensor)
@@ -34,4 +39,5 @@ except gt_kernels.ArgumentError as error:
     assert_type(error.status, int)
 gt.wkv6(x, x, x, x, decay="other")  # type: ignore[call-overload]
 gt.conv1d(x, x, state=x, cu_seqlens=x, slots=x, final_state=True)  # type: ignore[call-overload]
+gt.wkv_ssm(x, x, x, x, None, x, x, x, x, x, gain_wkv=x)  # type: ignore[call-overload]
 gt.conv1d_step(x, x, None)  # type: ignore[call-arg]

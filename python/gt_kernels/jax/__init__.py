@@ -83,12 +83,29 @@ class _Options:
 
 
 def _call(name, arrays, options, final_state=False, recompute=False, slots=None, starts_zero=None):
-    check = _Options(name)
+    check = _Options(FUNCTIONS[name].name)
     if slots is not None:
         return FUNCTIONS[name].pool((*arrays, slots, starts_zero), options)
     if starts_zero is not None:
         refuse(check.function, "starts_zero is given without slots")
     return FUNCTIONS[name](arrays, options, check.flag("final_state", final_state), check.flag("recompute", recompute))
+
+
+def _mixed(check, mixed, gains, residual, arrays):
+    """The arrays that only a mixed call of wkv_ssm has, or () if the call is not one.  A gain of a head becomes the
+    gain of its channels.  gains: gain_wkv, gain_ssm.  arrays: v, x."""
+    if not check.flag("mixed", mixed):
+        for name, value in zip(("gain_wkv", "gain_ssm", "residual"), (*gains, residual)):
+            if value is not None:
+                refuse(check.function, f"{name} is given, but mixed = False")
+        return ()
+
+    def of_channels(gain, array):
+        shape = getattr(array, "shape", ())
+        if len(shape) == 4 and getattr(gain, "shape", None) == shape[2:3]:
+            return jnp.broadcast_to(jnp.asarray(gain)[:, None], shape[2:])
+        return gain
+    return (*map(of_channels, gains, arrays), residual)
 
 
 def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=False, cu_seqlens=None,
@@ -218,23 +235,33 @@ def conv_ssd_step(xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state
 
 def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,
             decay="raw", scale=1.0, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
-            segments=0, recompute=False):
+            segments=0, recompute=False, mixed=False, gain_wkv=None, gain_ssm=None, residual=None):
     """Computes wkv6 and ssd of one hybrid block, on the same tokens, in one call.  Returns (y of wkv6, y of ssd), and
-    with final_state=True also both states after them.  Arrays and options are as in wkv6 and ssd."""
+    with final_state=True also both states after them.  Arrays and options are as in wkv6 and ssd.
+
+    With mixed=True the call returns one array [B,T,H,V] instead of both y:
+        residual + gain_wkv (y of wkv6) + gain_ssm (y of ssd)
+    Both branches then have one width: H V of v is H P of x.  gain_wkv is [H,V] and gain_ssm is [H,P], or [H] with one
+    gain for each head (None: 1).  residual is [B,T,H,V] (None: 0).  The kernel of wkv6 adds the branches, then rounds
+    once.  A call with gradients keeps y of each branch that has a gain, also with recompute=True."""
     check = _Options("wkv_ssm")
-    return _call("wkv_ssm", (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, cu_seqlens,
-                             seq_count),
+    more = _mixed(check, mixed, (gain_wkv, gain_ssm), residual, (v, x))
+    return _call("wkv_ssm_mixed" if more else "wkv_ssm",
+                 (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, *more, wkv_state, ssm_state, cu_seqlens,
+                  seq_count),
                  (*check.wkv(decay, scale), *check.ssm(softplus, dt_limit), check.int("segments", segments)),
                  final_state, recompute)
 
 
 def wkv_ssm_step(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, *, decay="raw", scale=1.0,
-                 softplus=False, dt_limit=None, slots=None, tokens=None, commit=None):
-    """Like wkv_ssm, for 1 to 16 new tokens; returns (y of wkv6, y of ssd, wkv_state, ssm_state).  slots, tokens and
-    commit are as in wkv6_step; both states have the same rows."""
+                 softplus=False, dt_limit=None, slots=None, tokens=None, commit=None, mixed=False, gain_wkv=None,
+                 gain_ssm=None, residual=None):
+    """Like wkv_ssm, for 1 to 16 new tokens; returns (y of wkv6, y of ssd, wkv_state, ssm_state), or with mixed=True
+    (sum, wkv_state, ssm_state).  slots, tokens and commit are as in wkv6_step; both states have the same rows."""
     check = _Options("wkv_ssm_step")
-    return FUNCTIONS["wkv_ssm"].step(
-        (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, slots, tokens, commit),
+    more = _mixed(check, mixed, (gain_wkv, gain_ssm), residual, (v, x))
+    return FUNCTIONS["wkv_ssm_mixed" if more else "wkv_ssm"].step(
+        (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, *more, wkv_state, ssm_state, slots, tokens, commit),
         (*check.wkv(decay, scale), *check.ssm(softplus, dt_limit), 0))
 
 

@@ -24,7 +24,8 @@ from .._shapes import Shapes
 DTYPES = {"float32": c.GT_F32, "bfloat16": c.GT_BF16, "float16": c.GT_F16}
 PACKED = ("cu_seqlens", "seq_count")
 MEMORY = ("saved", "workspace")  # results that are arrays of bytes
-_UNUSED_BY_BACKWARD = {("rmsnorm_linear", "bias"), ("norm_mix", "residual"), ("add_norm", "beta")}
+_UNUSED_BY_BACKWARD = {("rmsnorm_linear", "bias"), ("norm_mix", "residual"), ("wkv_ssm_mixed", "residual"),
+                       ("add_norm", "beta")}
 _PUBLIC = {"state_in": "state", "state_out": "state", "conv_state_in": "conv_state", "conv_state_out": "conv_state",
            "wkv6_state_in": "wkv_state", "ssd_state_in": "ssm_state", "wkv6_state_out": "wkv_state",
            "ssd_state_out": "ssm_state"}
@@ -99,9 +100,9 @@ class Call:
         self.shapes, self.operator, self.name = shapes, shapes.operator, name
         self.fields = {field for field, _, _ in all_fields(self.operator.struct)}
         self.by_field = {tensor.field: tensor for tensor in self.operator.tensors}
-        self.words = {output.field: output.shape for output in self.operator.outputs}
+        self.words = {output.field: output.shape for output in (*self.operator.outputs, *self.operator.inner)}
         self.words.update({gradient(output.field): output.shape for output in self.operator.outputs})
-        self.target = f"gt_xla_{self.operator.name}_{name}"
+        self.target = f"gt_xla_{self.operator.c_name}_{name}"
         self.describe = functools.lru_cache(4096)(self.describe)
         self.compiled = functools.lru_cache(4096)(self.compiled)
         primitive = self.primitive = Primitive(f"gt_kernels_{self.operator.name}_{name}")
@@ -152,7 +153,7 @@ class Call:
         for field in results:
             tensor = self.tensor_of_gradient(field)
             if field in self.words:
-                output = next(o for o in operator.outputs if field == o.field)
+                output = next(o for o in (*operator.outputs, *operator.inner) if field == o.field)
                 state = named.get(schema_name(field)) if call in ("step", "pool") else None
                 found[field] = (self.shapes.shape(output.shape, sizes, rows),
                                 dtype if output.kind == "x" else self.companion_dtype(struct, field, dtype)
@@ -188,7 +189,7 @@ class Call:
                 put(struct, field, 256)
             if self.name == "backward" and reads(field) in self.fields:
                 put(struct, reads(field), 1)
-        query, need = getattr(c, f"gt_{self.operator.name}_workspace"), c.gt_workspace()
+        query, need = getattr(c, f"gt_{self.operator.c_name}_workspace"), c.gt_workspace()
         c.check(query(ctypes.byref(struct), ctypes.byref(need)))
         if self.name == "forward" and "saved" in fields:
             struct.saved, struct.saved_bytes = 256, need.saved
@@ -207,7 +208,7 @@ class Call:
         return rule(context, *values, operands=" ".join(operands), results=" ".join(results), **attributes)
 
     def refuse_derivative(self, primals, tangents, *, operands, **_):
-        name = f"gt_kernels.jax.{self.operator.name}"
+        name = f"gt_kernels.jax.{self.operator.c_name}"
         if self.name == "forward" and "slots" in operands:
             refuse(name, "a call with slots has no derivatives: call it without slots", c.GT_ERROR_UNSUPPORTED)
         refuse(name + ("_step" if self.name == "step" else ""),
@@ -281,17 +282,19 @@ class Function:
     """An operator as its users call it."""
 
     def __init__(self, operator):
-        self.operator, self.name = operator, operator.name
+        self.operator, self.name = operator, operator.c_name
         shapes = Shapes(operator)
         shapes.module = "gt_kernels.jax"
         self.shapes = shapes
-        steps = hasattr(c, f"gt_{operator.name}_step")
+        steps = hasattr(c, f"gt_{operator.c_name}_step")
         self.calls = {name: Call(shapes, name) for name in ("forward", "backward", "step")[:2 + steps]}
         self.states = [tensor for tensor in operator.tensors if tensor.is_state]
         self.outputs = [output.field for output in operator.outputs]
         self.ys = self.outputs[:len(self.outputs) - len(self.states)]
+        self.required = tuple(output.field for output in operator.inner if output.is_required)
         self.is_rows = operator.tensors[0].shapes[0][0] == "M"
-        self.kept = [y for y in self.ys if reads(y) in self.calls["forward"].fields]
+        self.fields = self.calls["forward"].fields
+        self.kept = [y for y in self.ys if reads(y) in self.fields]
         self.reads_sum = next((i for i, (field, _) in enumerate(operator.options) if field == "reads_sum"), None)
         self.names = [tensor.field for tensor in operator.tensors] + list(PACKED) * operator.is_recurrent
 
@@ -419,24 +422,30 @@ class Function:
         self.check(call, function, operands, self.outputs, options)
         varying = _vary(tuple(array for _, array in operands))
         found = self.calls[call].bind([(field, array) for (field, _), array in zip(operands, varying)],
-                                      (*self.outputs, "workspace"), options)
+                                      (*self.outputs, *self.required, "workspace"), options)
         return tuple(found[field] for field in self.outputs)
 
-    def forward(self, options, final_state, arrays, is_saved):
-        """Returns (the outputs that the user gets, the array `saved` or None, each y)."""
+    def forward(self, options, final_state, arrays, is_saved, kept=()):
+        """Returns (the outputs that the user gets, the array `saved` or None, each y, {field: inner output}).  kept:
+        the inner outputs that backward reads."""
         operands = [(field, array) for field, array in zip(self.names, arrays) if array is not None]
         wanted = self.outputs if final_state else self.ys
         saved = ("saved",) * (is_saved and self.operator.has_saved)
-        found = self.calls["forward"].bind(operands, (*wanted, *saved, "workspace"), options)
-        return tuple(found[field] for field in wanted), found.get("saved"), [found[y] for y in self.ys]
+        inner = tuple(dict.fromkeys((*kept, *self.required)))
+        found = self.calls["forward"].bind(operands, (*wanted, *inner, *saved, "workspace"), options)
+        return (tuple(found[field] for field in wanted), found.get("saved"), [found[y] for y in self.ys],
+                {field: found[field] for field in kept})
 
     def forward_rule(self, options, flags, *arrays):
         final_state, recompute = flags
-        results, saved, ys = self.forward(options, final_state, arrays, not recompute)
+        given = {field for field, array in zip(self.names, arrays) if array is not None}
+        inner = tuple(output.field for output in self.operator.inner
+                      if output.gain in given or (reads(output.field) in self.fields and self.reads_y(arrays)))
+        results, saved, ys, inner = self.forward(options, final_state, arrays, not recompute, inner)
         kept = [y if self.reads(arrays, options) and field in self.kept else None for field, y in zip(self.ys, ys)]
         if self.reads_sum is not None and options[self.reads_sum]:
             arrays = self.stand_in(arrays, kept[self.ys.index("sum")])
-        return results, (arrays, saved, kept)
+        return results, (arrays, saved, kept, inner)
 
     @staticmethod
     def stand_in(arrays, total):
@@ -450,14 +459,18 @@ class Function:
         bfloat16 compute dz."""
         if self.reads_sum is not None:
             return bool(options[self.reads_sum])
+        return bool(self.kept and self.reads_y(arrays))
+
+    def reads_y(self, arrays):
         z = [array for field, array in zip(self.names, arrays) if leaf(field) == "z" and array is not None]
-        return bool(self.kept and z and z[0].dtype == jnp.bfloat16 and has_gpu())
+        return bool(z and z[0].dtype == jnp.bfloat16 and has_gpu())
 
     def backward_rule(self, options, flags, residuals, cotangents):
-        arrays, saved, ys = residuals
+        arrays, saved, ys, inner = residuals
         given = list(zip(self.names, arrays))
         operands = [(field, array) for field, array in given
-                    if array is not None and (self.name, field) not in _UNUSED_BY_BACKWARD]
+                    if array is not None and (self.operator.name, field) not in _UNUSED_BY_BACKWARD]
+        operands += inner.items()
         operands += [(field, y) for field, y in zip(self.ys, ys) if y is not None]
         operands += [(gradient(field), value) for field, value in zip(self.outputs, cotangents)]
         if saved is not None:

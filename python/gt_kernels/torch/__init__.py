@@ -36,7 +36,8 @@ For every function
              are contiguous, and float32, bfloat16 or float16, whatever dtype the states have; but conv_snapshots has
              the dtype of conv_state.  A call with snapshots has no gradients.  With segments=1 a float32 snapshot has
              the bits of the final state of a call on only the prefix.
-  recompute  True: forward saves only its inputs for backward, and backward computes the rest again.
+  recompute  True: forward saves only its inputs for backward, and backward computes the rest again.  wkv_ssm with
+             mixed=True still keeps the outputs whose gains require gradients.
   Results    repeat bit for bit.  Gradients of gradients are not supported.
   Transforms torch.func and forward-mode derivatives work or raise an error; no tangent is lost.
   Numbers    eps and scale must be positive in float32; 0 does not mean a default.  Integer tensors are int32 or int64.
@@ -58,7 +59,7 @@ from . import _engine
 
 __all__ = ["add_norm", "conv1d", "conv1d_step", "conv_ssd", "norm_gate", "norm_mix", "rmsnorm_linear",
            "selective_scan", "selective_scan_step", "ssd", "ssd_step", "warn_on_copy", "wkv4", "wkv4_step", "wkv6",
-           "wkv6_step", "wkv_ssm"]
+           "wkv6_step", "wkv_ssm", "wkv_ssm_step"]
 
 _DECAY = {"raw": c.GT_DECAY_RAW, "log": c.GT_DECAY_LOG}
 _ACTIVATION = {None: c.GT_ACT_NONE, "silu": c.GT_ACT_SILU, "swish": c.GT_ACT_SILU}
@@ -105,6 +106,7 @@ def _call(name, tensors, options, final_state=False, recompute=False, slots=None
     """Calls forward.  `tensors` are in the order of the operator's table, followed by the packed sequences.
     `snapshots`: the operator's buffers of snapshots, each a tensor or None."""
     engine = _engine.ENGINES[name]
+    name = engine.operator.c_name
     final_state, recompute = _flag(name, "final_state", final_state), _flag(name, "recompute", recompute)
     every = (_int(name, "snapshot_every", snapshot_every),) * len(snapshots)
     keeps = any(buffer is not None for buffer in snapshots)
@@ -123,7 +125,8 @@ def _call(name, tensors, options, final_state=False, recompute=False, slots=None
         results = _update("snapshots", name, (*tensors, *snapshots), options + every[:1])
         return tuple(results) if final_state else results[0]
     if torch.compiler.is_dynamo_compiling():
-        results = engine.dispatch(engine.convert("infer", tensors), engine.rest(options, final_state, recompute))
+        tensors = engine.convert("infer", tensors)
+        results = engine.dispatch(tensors, engine.rest(tensors, options, final_state, recompute))
     else:
         results = engine.call(tensors, options, final_state, recompute)
     return tuple(results) if final_state or engine.y_count > 1 else results[0]
@@ -147,7 +150,26 @@ def _update(call, name, tensors, options):
 
 
 def _step(name, tensors, options):
-    return _update("step", name, tensors, options)[0]
+    results = _update("step", name, tensors, options)
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def _mixed(function, mixed, gains, residual, tensors):
+    """The tensors that only a mixed call of wkv_ssm has, or () if the call is not one.  A gain of a head becomes the
+    gain of its channels.  gains: gain_wkv, gain_ssm.  tensors: v, x."""
+    if not _flag(function, "mixed", mixed):
+        for name, value in zip(("gain_wkv", "gain_ssm", "residual"), (*gains, residual)):
+            if value is not None:
+                refuse(f"gt_kernels.torch.{function}", f"{name} is given, but mixed = False")
+        return ()
+
+    def of_channels(gain, tensor):
+        are_dense = all(isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested
+                        for value in (gain, tensor))
+        if are_dense and gain.dim() == 1 and tensor.dim() == 4 and gain.shape[0] == tensor.shape[2]:
+            return gain[:, None].expand(-1, tensor.shape[3]).contiguous()
+        return gain
+    return (*map(of_channels, gains, tensors), residual)
 
 
 def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=False, cu_seqlens=None,
@@ -265,15 +287,36 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
 
 def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,
             decay="raw", scale=1.0, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
-            segments=0, recompute=False):
+            segments=0, recompute=False, mixed=False, gain_wkv=None, gain_ssm=None, residual=None):
     """Computes wkv6 and ssd of one hybrid block, on the same tokens, in one call.  Returns (y of wkv6, y of ssd), and
-    with final_state=True also both states after them.  Tensors and options are as in wkv6 and ssd.  For the next
-    tokens, call wkv6_step and ssd_step."""
+    with final_state=True also both states after them.  Tensors and options are as in wkv6 and ssd.
+
+    With mixed=True the call returns one tensor [B,T,H,V] instead of both y:
+        residual + gain_wkv (y of wkv6) + gain_ssm (y of ssd)
+    Both branches then have one width: H V of v is H P of x.  gain_wkv is [H,V] and gain_ssm is [H,P], or [H] with one
+    gain for each head (None: 1).  residual is [B,T,H,V] (None: 0).  The kernel of wkv6 adds the branches, then rounds
+    once.  The call keeps y of a branch for backward only if the gain of this branch requires a gradient, also with
+    recompute=True.  Otherwise ssd's y is scratch memory of the call, and wkv6's y is not stored."""
     options = (_choice("wkv_ssm", "decay", _DECAY, decay), _float("wkv_ssm", "scale", scale),
                _flag("wkv_ssm", "softplus", softplus),
                *_dt_limit("wkv_ssm", dt_limit), _int("wkv_ssm", "segments", segments))
-    return _call("wkv_ssm", (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, cu_seqlens,
-                             seq_count), options, final_state, recompute)
+    more = _mixed("wkv_ssm", mixed, (gain_wkv, gain_ssm), residual, (v, x))
+    return _call("wkv_ssm_mixed" if more else "wkv_ssm",
+                 (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, *more, wkv_state, ssm_state, cu_seqlens,
+                  seq_count), options, final_state, recompute)
+
+
+def wkv_ssm_step(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, *, decay="raw", scale=1.0,
+                 softplus=False, dt_limit=None, slots=None, tokens=None, commit=None, mixed=False, gain_wkv=None,
+                 gain_ssm=None, residual=None):
+    """Like wkv_ssm, for 1 to 16 new tokens; updates both states in place.  Returns (y of wkv6, y of ssd), or their sum
+    with mixed=True.  slots, tokens and commit are as in wkv6_step; both states are float32 and have the same rows."""
+    options = (_choice("wkv_ssm_step", "decay", _DECAY, decay), _float("wkv_ssm_step", "scale", scale),
+               _flag("wkv_ssm_step", "softplus", softplus), *_dt_limit("wkv_ssm_step", dt_limit), 0)
+    more = _mixed("wkv_ssm_step", mixed, (gain_wkv, gain_ssm), residual, (v, x))
+    return _step("wkv_ssm_mixed" if more else "wkv_ssm",
+                 (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, *more, wkv_state, ssm_state, slots, tokens,
+                  commit), options)
 
 
 def rmsnorm_linear(x, weight, gamma=None, beta=None, bias=None, *, norm="rms", eps=1e-5, recompute=False):

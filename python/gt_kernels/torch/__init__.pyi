@@ -147,18 +147,76 @@ def wkv_ssm(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, x: Ten
             wkv_state: Tensor | None = None, ssm_state: Tensor | None = None, *, decay: Literal["raw", "log"] = "raw",
             scale: float = 1.0, softplus: bool = False, dt_limit: tuple[float, float] | None = None,
             final_state: Literal[False] = False, cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None,
-            segments: int = 0, recompute: bool = False) -> tuple[Tensor, Tensor]: ...
+            segments: int = 0, recompute: bool = False, mixed: Literal[False] = False, gain_wkv: None = None,
+            gain_ssm: None = None, residual: None = None) -> tuple[Tensor, Tensor]: ...
 @overload
 def wkv_ssm(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, x: Tensor, dt: Tensor, A: Tensor, Bm: Tensor,
             Cm: Tensor, Dskip: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
             wkv_state: Tensor | None = None, ssm_state: Tensor | None = None, *, decay: Literal["raw", "log"] = "raw",
             scale: float = 1.0, softplus: bool = False, dt_limit: tuple[float, float] | None = None,
             final_state: Literal[True], cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None,
-            segments: int = 0, recompute: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+            segments: int = 0, recompute: bool = False, mixed: Literal[False] = False, gain_wkv: None = None,
+            gain_ssm: None = None, residual: None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 @overload
 def wkv_ssm(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, x: Tensor, dt: Tensor, A: Tensor, Bm: Tensor,
             Cm: Tensor, Dskip: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
             wkv_state: Tensor | None = None, ssm_state: Tensor | None = None, *, decay: Literal["raw", "log"] = "raw",
             scale: float = 1.0, softplus: bool = False, dt_limit: tuple[float, float] | None = None, final_state: bool,
             cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None, segments: int = 0,
-            recompute: bool = False) -> tuple[Tensor, ...]: ...
+            recompute: bool = False, mixed: Literal[False] = False, gain_wkv: None = None, gain_ssm: None = None,
+            residual: None = None) -> tuple[Tensor, ...]: ...
+@overload
+def wkv_ssm(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, x: Tensor, dt: Tensor, A: Tensor, Bm: Tensor,
+            Cm: Tensor, Dskip: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
+            wkv_state: Tensor | None = None, ssm_state: Tensor | None = None, *, decay: Literal["raw", "log"] = "raw",
+            scale: float = 1.0, softplus: bool = False, dt_limit: tuple[float, float] | None = None,
+            final_state: Literal[False] = False, cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None,
+            segments: int = 0, recompute: bool = False, mixed: Literal[True], gain_wkv: Tensor | None = None,
+            gain_ssm: Tensor | None = None, residual: Tensor | None = None) -> Tensor: ...
+@overload
+def wkv_ssm(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, x: Tensor, dt: Tensor, A: Tensor, Bm: Tensor,
+            Cm: Tensor, Dskip: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
+            wkv_state: Tensor | None = None, ssm_state: Tensor | None = None, *, decay: Literal["raw", "log"] = "raw",
+            scale: float = 1.0, softplus: bool = False, dt_limit: tuple[float, float] | None = None,
+            final_state: Literal[True], cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None,
+            segments: int = 0, recompute: bool = False, mixed: Literal[True], gain_wkv: Tensor | None = None,
+            gain_ssm: Tensor | None = None, residual: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def wkv_ssm(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, x: Tensor, dt: Tensor, A: Tensor, Bm: Tensor,
+            Cm: Tensor, Dskip: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
+            wkv_state: Tensor | None = None, ssm_state: Tensor | None = None, *, decay: Literal["raw", "log"] = "raw",
+            scale: float = 1.0, softplus: bool = False, dt_limit: tuple[float, float] | None = None, final_state: bool,
+            cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None, segments: int = 0,
+            recompute: bool = False, mixed: Literal[True], gain_wkv: Tensor | None = None,
+            gain_ssm: Tensor | None = None, residual: Tensor | None = None) -> Tensor | tuple[Tensor, ...]: ...
+@overload
+def wkv_ssm(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, x: Tensor, dt: Tensor, A: Tensor, Bm: Tensor,
+            Cm: Tensor, Dskip: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
+            wkv_state: Tensor | None = None, ssm_state: Tensor | None = None, *, decay: Literal["raw", "log"] = "raw",
+            scale: float = 1.0, softplus: bool = False, dt_limit: tuple[float, float] | None = None,
+            final_state: bool = False, cu_seqlens: Tensor | None = None, seq_count: Tensor | None = None,
+            segments: int = 0, recompute: bool = False, mixed: bool, gain_wkv: Tensor | None = None,
+            gain_ssm: Tensor | None = None, residual: Tensor | None = None) -> Tensor | tuple[Tensor, ...]: ...
+@overload
+def wkv_ssm_step(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, x: Tensor, dt: Tensor, A: Tensor,
+                 Bm: Tensor, Cm: Tensor, Dskip: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
+                 wkv_state: Tensor, ssm_state: Tensor, *, decay: Literal["raw", "log"] = "raw", scale: float = 1.0,
+                 softplus: bool = False, dt_limit: tuple[float, float] | None = None, slots: Tensor | None = None,
+                 tokens: Tensor | None = None, commit: Tensor | None = None, mixed: Literal[False] = False,
+                 gain_wkv: None = None, gain_ssm: None = None, residual: None = None) -> tuple[Tensor, Tensor]: ...
+@overload
+def wkv_ssm_step(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, x: Tensor, dt: Tensor, A: Tensor,
+                 Bm: Tensor, Cm: Tensor, Dskip: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
+                 wkv_state: Tensor, ssm_state: Tensor, *, decay: Literal["raw", "log"] = "raw", scale: float = 1.0,
+                 softplus: bool = False, dt_limit: tuple[float, float] | None = None, slots: Tensor | None = None,
+                 tokens: Tensor | None = None, commit: Tensor | None = None, mixed: Literal[True],
+                 gain_wkv: Tensor | None = None, gain_ssm: Tensor | None = None,
+                 residual: Tensor | None = None) -> Tensor: ...
+@overload
+def wkv_ssm_step(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor | None, x: Tensor, dt: Tensor, A: Tensor,
+                 Bm: Tensor, Cm: Tensor, Dskip: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
+                 wkv_state: Tensor, ssm_state: Tensor, *, decay: Literal["raw", "log"] = "raw", scale: float = 1.0,
+                 softplus: bool = False, dt_limit: tuple[float, float] | None = None, slots: Tensor | None = None,
+                 tokens: Tensor | None = None, commit: Tensor | None = None, mixed: bool,
+                 gain_wkv: Tensor | None = None, gain_ssm: Tensor | None = None,
+                 residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]: ...

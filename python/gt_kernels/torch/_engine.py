@@ -117,12 +117,13 @@ class Engine:
         self.state_count = sum(tensor.is_state for tensor in operator.tensors)
         self.y_count = len(operator.outputs) - self.state_count
         gradients = [schema_name(gradient(output.field)) for output in operator.outputs]
-        # The indices, among the outputs, of each y or sum that backward may read (reads_y, reads_sum), and their names.
+        self.inner = tuple(output.field for output in operator.inner)
+        # The indices, among the outputs, of each y or sum that backward may read (reads_y, reads_sum).
         self.kept = [i for i, output in enumerate(operator.outputs)
                      if output.like and reads(output.field) in operator.fields]
         # The index of the option reads_sum.  None: the operator lacks this option, and the engine decides.
         self.reads_sum = next((i for i, (field, _) in enumerate(operator.options) if field == "reads_sum"), None)
-        kept = tuple(schema_name(operator.outputs[i].field) for i in self.kept)
+        kept = tuple(map(schema_name, (*(operator.outputs[i].field for i in self.kept), *self.inner)))
         # The tensors of each call, in the order of its schema.  Behind the tensors a schema has the options, then the
         # wanted outputs.
         self.names = {"infer": inputs + packed, "forward": inputs + packed,
@@ -150,13 +151,14 @@ class Engine:
         self.option_counts = dict.fromkeys(self.names, self.option_count)
         for call in ("pool", "snapshots") * bool(operator.of_snapshots):
             self.option_counts[call] += 1
-        self.results = tuple(output.field for output in operator.outputs) + saved
+        self.results = tuple(output.field for output in operator.outputs) + self.inner + saved
         self.gradients = tuple(gradient(tensor.field) for tensor in operator.tensors
                                if tensor.name != operator.own_gradient)
         # Names in the schema or struct, and the names that callers know for these arguments.
         self.public = {"state_in": "state", "state_out": "state", "conv_state_in": "conv_state",
                        "conv_state_out": "conv_state", "slot_capacity": "the rows of state",
-                       "wkv6_state_in": "wkv_state", "ssd_state_in": "ssm_state", "dt_min": "dt_limit[0]",
+                       "wkv6_state_in": "wkv_state", "ssd_state_in": "ssm_state", "wkv6_state_out": "wkv_state",
+                       "ssd_state_out": "ssm_state", "dt_min": "dt_limit[0]",
                        "dt_max": "dt_limit[1]", "seq_capacity": "the sequences of cu_seqlens"}
         names = {"H": "heads", "N": "state_size", "G": "groups"}
         self.public.update({"ssd.dt_min": "dt_limit[0]", "ssd.dt_max": "dt_limit[1]", "wkv6.scale": "scale"})
@@ -164,18 +166,20 @@ class Engine:
         self.define()
 
     def function(self, call):
-        return f"gt_kernels.torch.{self.name}" + {"step": "_step", "backward": ", backward"}.get(call, "")
+        return f"gt_kernels.torch.{self.operator.c_name}" + {"step": "_step", "backward": ", backward"}.get(call, "")
 
     # ---- schemas ----
 
     def define(self):
         optional = {tensor.name for tensor in self.operator.tensors if tensor.optional}
         optional |= {"cu_seqlens", "seq_count", "saved", "starts_zero", *self.operator.of_steps}
-        optional |= {schema_name(self.operator.outputs[i].field) for i in self.kept}
+        optional |= {schema_name(self.operator.outputs[i].field) for i in self.kept} | set(map(schema_name, self.inner))
         optional |= {schema_name(gradient(output.field)) for output in self.operator.outputs if output.kind != "x"}
         options = [f"{kind} {leaf(field)}" for field, kind in self.operator.options]
         wanted = [f"bool {schema_name(field)}_wanted" for field in self.results[self.y_count:]]
-        results = f"({', '.join('Tensor' for _ in self.results)})" if len(self.results) > 1 else "Tensor"
+
+        def several(fields):
+            return f"({', '.join('Tensor' for _ in fields)})" if len(fields) > 1 else "Tensor"
 
         every = ["int snapshot_every"] * bool(self.operator.of_snapshots)
         written = {name: f"({letter}!)" for name, letter in zip(self.states + self.operator.of_snapshots, "abcd")}
@@ -186,30 +190,30 @@ class Engine:
                     for name in self.names[call]]
 
         self.define_one("infer", tensors("infer") + options + wanted[:self.state_count], "Tensor[]")
-        self.define_one("forward", tensors("forward") + options + wanted, results)
+        self.define_one("forward", tensors("forward") + options + wanted, several(self.results))
         self.define_one("backward", tensors("backward") + options + ["int wanted"], "Tensor[]")
         if every:
-            outputs = ", ".join("Tensor" for _ in self.operator.outputs)
-            self.define_one("snapshots", tensors("snapshots") + options + every, f"({outputs})")
+            self.define_one("snapshots", tensors("snapshots") + options + every, several(self.operator.outputs))
             self.add_autograd("snapshots")
         self.add_autograd("infer")
         self.add_autograd("forward", self.autograd_context, self.autograd_backward)
         self.add_autograd("backward", lambda ctx, arguments, output: None, self.double_backward)
         for call in ("step", "pool"):
             if call in self.names:
-                self.define_one(call, tensors(call) + options + every * (call == "pool"), "Tensor")
+                self.define_one(call, tensors(call) + options + every * (call == "pool"),
+                                several(self.results[:self.y_count]))
                 self.add_autograd(call)
         for call in ("segment", "segment_backward", "join", "join_backward"):
             for device, prefix in (("cpu", "gt_ref_"), ("cuda", "gt_")) * bool(self.operator.decays):
-                self.functions[call, device] = getattr(c, f"{prefix}{self.name}_{call}")
+                self.functions[call, device] = getattr(c, f"{prefix}{self.operator.c_name}_{call}")
         self.direct = self.make_direct()
 
     def define_one(self, call, arguments, results):
         name = f"{self.name}_{call}"
         _library.define(f"{name}({', '.join(arguments)}) -> {results}", tags=_TAGS)
         for key, prefix in (("CPU", "gt_ref_"), ("CUDA", "gt_")):
-            function = f"{prefix}{self.name}_{'forward' if call in ('infer', 'pool', 'snapshots') else call}"
-            self.functions[call, key.lower()] = getattr(c, function)
+            function = "forward" if call in ("infer", "pool", "snapshots") else call
+            self.functions[call, key.lower()] = getattr(c, f"{prefix}{self.operator.c_name}_{function}")
             _library.impl(name, lambda *arguments: self.run(call, arguments), key)
         torch.library.register_fake(f"gt_kernels::{name}", lambda *arguments: self.fake(call, arguments), lib=_library)
 
@@ -276,7 +280,7 @@ class Engine:
         """Returns the outputs that the schema promises.  Outputs of forward that were not requested are empty
         tensors."""
         if call in ("step", "pool"):
-            return outputs[0]
+            return outputs[0] if self.y_count == 1 else tuple(outputs)
         if call == "snapshots":
             return tuple(outputs)
         if call != "forward":
@@ -328,7 +332,7 @@ class Engine:
         if plan.copies:
             tensors = list(tensors)
             for position, name in plan.copies:
-                tensors[position] = _copy(self.name, name, tensors[position])
+                tensors[position] = _copy(self.operator.c_name, name, tensors[position])
         args, words, reference = arguments = plan.take()
         addresses, outputs, empty, bits = list(map(_data_ptr, tensors)), [], _EMPTY[device.type], 0
         for place, address in zip(plan.inputs, addresses):
@@ -340,6 +344,9 @@ class Engine:
             output = empty(shape, stride, dtype)
             words[place] = output.data_ptr()
             outputs.append(output)
+        scratch = [(place, empty(shape, stride, dtype)) for _, place, shape, stride, dtype in plan.scratch]
+        for place, memory in scratch:
+            words[place] = memory.data_ptr()
         if is_cuda:
             alignment = bits & 15 and tuple([address & 15 for address in addresses])  # 0: all are multiples of 16
             need = plan.workspace.get(alignment)
@@ -404,9 +411,9 @@ class Engine:
 
     def call(self, tensors, options, final_state, recompute):
         """Forward, with the caller's tensors.  Returns each y and, if wanted, each final state."""
-        rest = self.rest(options, final_state, recompute)
         if _any_autocast():
             tensors = self.convert("infer", tensors)
+        rest = self.rest(tensors, options, final_state, recompute)
         if not _is_plain():
             return self.dispatch(self.convert("infer", tensors), rest)
         present = [tensor for tensor in tensors if tensor is not None]
@@ -453,9 +460,24 @@ class Engine:
             self.remember(seen_key, present, plan, False)
         return self.execute(call, plan, present)
 
-    def rest(self, options, final_state, recompute):
+    def rest(self, tensors, options, final_state, recompute):
         """The arguments after the tensors in the schema of forward."""
-        return options + (bool(final_state),) * self.state_count + (not recompute,) * self.operator.has_saved
+        inner = self.keeps_inner(tensors) if self.inner else ()
+        return options + (bool(final_state),) * self.state_count + inner + (not recompute,) * self.operator.has_saved
+
+    def keeps_inner(self, tensors):
+        """Returns, for each inner output, whether backward reads it: for the gradient of its gain, or for dz."""
+        if not torch.is_grad_enabled():
+            return (False,) * len(self.inner)
+        gains = [tensors[self.inputs.index(output.gain)] for output in self.operator.inner]
+        return tuple(bool(getattr(gain, "requires_grad", False)
+                          or (reads(field) in self.operator.fields and self.reads_y(tensors)))
+                     for field, gain in zip(self.inner, gains))
+
+    def reads_y(self, tensors):
+        """Whether backward reads y for dz.  On a GPU it does in bf16."""
+        z = tensors[self.inputs.index("z")]
+        return isinstance(z, torch.Tensor) and z.dtype == torch.bfloat16 and z.device.type in _READS_Y
 
     def find_seen(self, key, tensors):
         """The stored checks of `key`.  If a tensor is nested, returns no checks, because PyTorch's check would end the
@@ -554,20 +576,23 @@ class Engine:
     def dispatch_update(self, call, tensors, options):
         self.refuse_gradients(call, tensors)
         results = getattr(torch.ops.gt_kernels, f"{self.name}_{call}")(*tensors, *options)
-        return results if call == "snapshots" else (results,)
+        return results if isinstance(results, (tuple, list)) else (results,)
 
     def make_direct(self):
         """Makes the autograd function of planned forward calls."""
         engine, has_saved = self, self.operator.has_saved
         count, option_count = len(self.names["forward"]), self.option_count
+        # the places of inner outputs among the arguments after the tensors, in reverse
+        inner_flags = [option_count + self.state_count + i for i in reversed(range(len(self.inner)))]
 
         class Direct(torch.autograd.Function):
             @staticmethod
             def forward(ctx, plan, rest, *tensors):
                 outputs = engine.execute("forward", plan, [tensor for tensor in tensors if tensor is not None])
                 saved = outputs.pop() if has_saved and rest[-1] else None
+                inner = [outputs.pop() if rest[i] else None for i in inner_flags]
                 ctx.options, ctx.plan = rest[:option_count], plan
-                engine.save(ctx, tensors, saved, outputs)
+                engine.save(ctx, tensors, saved, outputs, inner[::-1])
                 ctx.set_materialize_grads(False)
                 return tuple(outputs)
 
@@ -586,16 +611,13 @@ class Engine:
         option reads_sum is set.  On a GPU backward in bf16 computes dz from y."""
         if not self.kept:
             return ()
-        if self.reads_sum is not None:
-            keeps = options[self.reads_sum]
-        else:
-            z = tensors[self.inputs.index("z")]
-            keeps = z is not None and z.dtype == torch.bfloat16 and z.device.type in _READS_Y
+        keeps = self.reads_y(tensors) if self.reads_sum is None else options[self.reads_sum]
         return [outputs[i] if keeps else None for i in self.kept]
 
-    def save(self, ctx, tensors, saved, outputs):
-        """Saves the tensors that backward needs.  With reads_sum, the sum of add_norm replaces x and residual."""
-        kept = self.keep(tensors, outputs, ctx.options)
+    def save(self, ctx, tensors, saved, outputs, inner):
+        """Saves the tensors that backward needs.  With reads_sum, the sum of add_norm replaces x and residual.  inner:
+        each inner output, or None."""
+        kept = (*self.keep(tensors, outputs, ctx.options), *inner)
         if self.reads_sum is not None and ctx.options[self.reads_sum]:
             ctx.dtype, tensors = tensors[0].dtype, (None, None, *tensors[2:])
         ctx.save_for_backward(*tensors, saved, *kept)
@@ -612,7 +634,10 @@ class Engine:
         saved = output[-1] if self.operator.has_saved and arguments[-1] else None
         outputs = output if isinstance(output, (tuple, list)) else (output,)
         ctx.options = arguments[count:count + self.option_count]
-        self.save(ctx, arguments[:count], saved, outputs)
+        first, flags = len(self.operator.outputs), arguments[count + self.option_count + self.state_count:]
+        inner = outputs[first:first + len(self.inner)]
+        ctx.mark_non_differentiable(*inner)
+        self.save(ctx, arguments[:count], saved, outputs, [y if flag else None for y, flag in zip(inner, flags)])
         ctx.shapes = [y.shape for y in outputs[:self.y_count]]
         ctx.set_materialize_grads(False)
 
@@ -665,8 +690,8 @@ class Engine:
         return gradient(one) if is_same else None
 
     def double_backward(self, ctx, *_):
-        raise NotImplementedError(f"gt_kernels.torch.{self.name}: gradients of gradients (create_graph=True, double "
-                                  "backward) are not supported")
+        raise NotImplementedError(f"gt_kernels.torch.{self.operator.c_name}: gradients of gradients "
+                                  "(create_graph=True, double backward) are not supported")
 
 
 ENGINES = {operator.name: Engine(operator) for operator in OPERATORS}

@@ -20,13 +20,15 @@ class Plan:
     inputs      the place of each given tensor, in order
     copies      (index of the input, name) of inputs that must be copied
     outputs     (field, place, shape, stride, dtype) of each output
+    scratch     the same of memory that the call writes, but does not return
     names, item_sizes   of each input: name, bytes of an element
     ends        of each input: bytes from the first element to the end of the last element
     states      indices of the inputs that are written
     twins       (place, input) of each input that is also read under another name"""
 
     __slots__ = ("names", "item_sizes", "ends", "states", "twins",
-                 "struct", "template", "inputs", "copies", "outputs", "workspace", "device", "is_cuda", "arguments")
+                 "struct", "template", "inputs", "copies", "outputs", "scratch", "workspace", "device", "is_cuda",
+                 "arguments")
 
     def take(self):
         """Returns (struct, its 8-byte words, its ctypes reference) for one call.  The struct is complete except for
@@ -112,7 +114,7 @@ class Planner(Shapes):
 
     def __init__(self, operator):
         super().__init__(operator)
-        self.query = getattr(c, f"gt_{operator.name}_workspace")
+        self.query = getattr(c, f"gt_{operator.c_name}_workspace")
         self.words = {field: offset // 8 for field, _, offset in all_fields(operator.struct)}
         self.tensor_of_gradient = {gradient(tensor.field): tensor for tensor in operator.tensors}
 
@@ -144,7 +146,7 @@ class Planner(Shapes):
         rows = self.set_sizes(struct, given, call, sizes)
         self.check_snapshots(given, sizes, struct.snapshot_every if operator.of_snapshots else 0)
         shapes = {}
-        for output in operator.outputs:
+        for output in (*operator.outputs, *operator.inner):
             shapes[output.field] = shapes[gradient(output.field)] = self.shape(output.shape, sizes, rows)
         shapes["decay_out"] = self.shape(operator.decays, sizes, rows)
 
@@ -177,13 +179,16 @@ class Planner(Shapes):
                 put(struct, reads(field), 1)
             plan.inputs.append(self.words[field])
 
-        plan.outputs = []
-        for field in wanted:
+        scratch = tuple(output.field for output in operator.inner
+                        if call != "backward" and output.is_required and output.field not in wanted)
+        plan.outputs, plan.scratch = [], []
+        for field in (*scratch, *wanted):  # `saved` is last, because its size may depend on the others
             result = self.output(struct, plan, field, given, shapes)
             if not self.set_stride(struct, field, result, call):
                 result = result.new_empty(result.shape)
                 self.set_stride(struct, field, result, call)
-            plan.outputs.append((field, self.words[field], tuple(result.shape), tuple(result.stride()), result.dtype))
+            (plan.scratch if field in scratch else plan.outputs).append(
+                (field, self.words[field], tuple(result.shape), tuple(result.stride()), result.dtype))
         plan.template = None if symbolic else bytes(struct)
         return plan
 
@@ -198,7 +203,7 @@ class Planner(Shapes):
         first = given[self.operator.tensors[0].name]
         if field == "decay_out":
             return first.new_empty(shapes[field], dtype=torch.float32)
-        for output in self.operator.outputs:
+        for output in (*self.operator.outputs, *self.operator.inner):
             if field == output.field and output.like:
                 like_name = leaf(output.like)
                 dtype = first.dtype if output.kind == "x" else self.companion_dtype(struct, field, first.dtype)
@@ -263,8 +268,8 @@ class Planner(Shapes):
         tensor must be copied."""
         kind = self.stride_type(field)
         is_state = leaf(field).endswith("state_out")
-        if kind is None or (is_state and call not in ("step", "pool")):
-            return value.is_contiguous()
+        if kind is None or (is_state and (call not in ("step", "pool") or "." in field)):
+            return value.is_contiguous()  # inner structs have no stride of states either
         if is_state and kind is ctypes.c_int64:  # rows of a pool are packed, but may have gaps between them
             if value.is_contiguous():
                 return True
@@ -289,6 +294,9 @@ class Planner(Shapes):
         places = (ctypes.c_uint64 * (ctypes.sizeof(question) // 8)).from_buffer(question)
         for place in plan.inputs:
             places[place] = 256
+        if self.operator.inner:  # the kernels of a mixed call differ, and `mixed` tells that it is one
+            for _, place, *_ in (*plan.outputs, *plan.scratch):
+                places[place] = 256
         return self.ask(question).saved
 
     def ask(self, question):

@@ -514,7 +514,7 @@ def _run(name, tensors, options, final_state, recompute, layout, lengths, group)
         if layout.bounds is not None:
             state = state[layout.first:layout.last] if layout.last > layout.first else None
         state = state.contiguous() if state is not None else None
-    rest = engine.rest(options, final_state, recompute)
+    rest = engine.rest(tensors, options, final_state, recompute)
     order = list(_engine.DTYPES)
     dtypes = {tensor.kind: order.index(value.dtype) for tensor, value in zip(operator.tensors, inputs)
               if value is not None}
