@@ -844,7 +844,8 @@ static void check_launching(tester *t) {
 }
 
 /* Checks the numbers of tokens or rows in test_op.more_times, and that the kernels of test_op.launched were launched.
- * With --few, runs every size once, and then small sizes with every dtype until all these kernels were launched. */
+ * With --few, runs every size once, and then small sizes with every dtype until all these kernels were launched.  With
+ * --less, no kernel must be launched, so small sizes run in bf16, aligned as the fast kernels need it. */
 static void check_more_times(tester *t) {
     const test_op *op = t->op;
     const double most_work = machine_is_slow ? 6e6 : 2e7;
@@ -852,6 +853,7 @@ static void check_more_times(tester *t) {
     if (!is_few) sweep(t, op->more_times, most_work, 1, truth_holds_by_turns);
     if (is_few && (!is_short || is_exact)) sweep(t, few_more_times, most_work, 1, truth_holds_by_turns);
     if (is_few && is_short && !is_exact) sweep(t, fewest_more_times, FEW_WORK, 1, truth_holds_by_turns);
+    if (is_few && is_less) for_sizes(t, 70, 1.5e6, 1, truth_holds); /* in bf16 */
     if (!is_less) {
         sweep(t, until_launched_times, 3e5, DTYPES, truth_until_launched);
         const char *kernel = not_launched(op);

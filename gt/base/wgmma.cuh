@@ -15,6 +15,7 @@
  * | wgmma<T, MAJOR_B>(c, a, b, accumulates)             | uint32_t a[4]  | m64nNk16.f32.T.T, imm-trans-b            |
  * | wgmma<T, MAJOR_A, MAJOR_B>(c, a, b, accumulates)    | uint64_t a     | the same, imm-trans-a                    |
  * | wgmma_pin(c)                                        |                | none: see below                          |
+ * | wgmma_clear(c)                                      |                | none: c = 0, before a fence              |
  *
  * c is float[N / 8][4].  a and b are operands, made by wgmma_tile.  accumulates is true by default.  If it is false,
  * the product overwrites c, which need not be initialised.
@@ -106,6 +107,15 @@ GT_DEV uint64_t wgmma_tile(uint32_t addr, uint32_t panel_bytes = 0) {
 GT_DEV uint64_t wgmma_step(uint64_t operand, uint32_t bytes) { return operand + (bytes >> 4); }
 
 /* ---- products ------------------------------------------------------------------------------------------------ */
+
+/* Before CUDA 13, ptxas serialises all products of some kernels if the first product of a loop overwrites c.  For these
+ * compilers such a kernel clears c before the loop, and the first product adds to zeros.  Tests define
+ * GT_ADDS_TO_ZEROS, so that emulated kernels do the same. */
+#if defined(GT_ADDS_TO_ZEROS) || (defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 13)
+constexpr bool ADDS_TO_ZEROS = true;
+#else
+constexpr bool ADDS_TO_ZEROS = false;
+#endif
 
 #ifndef GT_EMU
 
@@ -322,6 +332,13 @@ void wgmma(float (&c)[TILES][4], uint64_t a, uint64_t b, bool accumulates = true
 }
 
 #endif /* GT_EMU */
+
+template <int TILES>
+GT_DEV void wgmma_clear(float (&c)[TILES][4]) {
+    GT_UNROLL
+    for (int i = 0; i < TILES; i++) c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
+    wgmma_pin(c);
+}
 
 } /* namespace gt */
 

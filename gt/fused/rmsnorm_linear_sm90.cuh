@@ -250,8 +250,10 @@ GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before
         typename Multiplier<C>::Results results;
         TilePlace at;
         at.set(p, tile, C::BM, C::BN);
+        if constexpr (ADDS_TO_ZEROS) wgmma_clear(results.c);
         GT_NO_UNROLL
-        for (int left = at.end - at.first; left > 0; left -= C::BK) multiplier.step(results, multiplier.before < 0);
+        for (int left = at.end - at.first; left > 0; left -= C::BK)
+            multiplier.step(results, !ADDS_TO_ZEROS && multiplier.before < 0);
         before_end(at);
         multiplier.finish();
         wgmma_pin(results.c);

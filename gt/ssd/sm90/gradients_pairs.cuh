@@ -335,14 +335,6 @@ GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, PairBlock
     if constexpr (C::GROUP_COPIES > 1) me.groups().free(me.number);
 }
 
-/* Before CUDA 13, ptxas serializes all products of this kernel if the first product of a loop overwrites its
- * accumulators.  With these compilers, the first product adds to zeros instead. */
-#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 13
-constexpr bool ADDS_TO_ZEROS = true;
-#else
-constexpr bool ADDS_TO_ZEROS = false;
-#endif
-
 /* dS = dy x^T, where dy still has its powers.  If x is bf16 and dy f16, dy is split into two terms of bf16, which is
  * exact. */
 template <class C>
@@ -360,10 +352,7 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
         wgmma_pin(dS);
     } else {
         const uint32_t addresses = at.addresses(tiles + C::DY);
-        if constexpr (ADDS_TO_ZEROS) {
-            GT_UNROLL
-            for (int n = 0; n < 8; n++) dS[n][0] = dS[n][1] = dS[n][2] = dS[n][3] = 0.0f;
-        }
+        if constexpr (ADDS_TO_ZEROS) wgmma_clear(dS);
         GT_NO_UNROLL
         for (int k = 0; k < 4; k++) { /* 16 columns at a time; not unrolled, because the code of a step must be short */
             uint32_t hi[4], lo[4];
