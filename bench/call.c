@@ -60,13 +60,19 @@ gt_status bench_ask(const bench_call *c, gt_workspace *need) {
 
 static int is_updated(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) == 's'; }
 
-/* Returns whether backward reads forward's y: if the row asks for that, or if the call has dz and `saved`. */
+/* Returns whether ssd's backward reads y of forward: if the row asks for that, or if the call has dz and `saved`. */
 static int reads_y(const bench_call *c) {
     const size_t offset = c->functions->reads_y;
     int i = test_find(c->op, "dz"), is_asked;
     if (!offset) return 0;
     memcpy(&is_asked, (const char *)&c->row.args + offset, sizeof is_asked);
     return is_asked || (c->machine->has_saved && i >= 0 && !test_is_absent(&c->row, &c->op->tensors[i]));
+}
+
+/* Returns whether backward reads y of forward: as reads_y() says, or for the gradient of a gain of a mixed call. */
+static int reads_outputs(const bench_call *c) {
+    const int i = test_find(c->op, "dgain_ssm");
+    return reads_y(c) || (i >= 0 && !test_is_absent(&c->row, &c->op->tensors[i]));
 }
 
 static gt_view view_of(const bench_call *c, const gt_tensor *t) { return gt_view_of(c->op, t, &c->filled, &c->dims); }
@@ -76,7 +82,7 @@ static int is_snapshot(const gt_tensor *t) { return strstr(t->name, "snapshots")
 
 static int is_used(const bench_call *c, const gt_tensor *t) {
     if (is_snapshot(t)) return 0;
-    if (c->pass == GT_BACKWARD && gt_use(t, GT_FORWARD) == 'O') return gt_use(t, c->pass) != '-' && reads_y(c);
+    if (c->pass == GT_BACKWARD && gt_use(t, GT_FORWARD) == 'O') return gt_use(t, c->pass) != '-' && reads_outputs(c);
     int is_required = strchr("IOs", gt_use(t, c->pass)) != NULL && strcmp(t->name, "state_scale");
     return gt_use(t, c->pass) != '-' && (is_required || !test_is_absent(&c->row, t));
 }
@@ -208,7 +214,7 @@ static gt_status allocate_saved_and_workspace(bench_call *c) {
             memcpy((char *)&c->args + c->functions->reads_y, &yes, sizeof yes);
         }
     }
-    if (c->pass == GT_BACKWARD && (c->saved || reads_y(c)) && (status = run_forward(c)) != GT_OK) return status;
+    if (c->pass == GT_BACKWARD && (c->saved || reads_outputs(c)) && (status = run_forward(c)) != GT_OK) return status;
     if (!c->machine->has_saved) return GT_OK;
     if ((status = bench_ask(c, &need)) != GT_OK) return status; /* with `saved`, the call may need fewer bytes */
     bytes = test_workspace_of(&need, c->pass);

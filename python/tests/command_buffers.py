@@ -22,7 +22,7 @@ def function_of(op):
 
 def step_of(op):
     def step(arrays):
-        return jax.tree.leaves(getattr(gt, f"{op}_step")(**arrays, **t.OPTIONS[op], **t.NEEDED.get(op, {})))
+        return jax.tree.leaves(t.function_of(gt, f"{op}_step")(**arrays, **t.OPTIONS[op], **t.NEEDED.get(op, {})))
     return jax.jit(step)
 
 
