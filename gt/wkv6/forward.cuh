@@ -404,39 +404,61 @@ struct MixPlace {
     }
 };
 
-/* Turns y of a lane's two tokens, `first` and first + 1 of the span, into the sum.  The lane's columns are adjacent. */
+/* Turns y of a lane's two tokens, `first` and first + 1 of the span, into the sum.  The lane's columns are adjacent.
+ * No registers are left to load the terms before y is known.  So the loads of TOGETHER tokens are in flight at once.
+ * The lines of later tokens are fetched to L2, because a wait for global memory in each sub-chunk took longer than the
+ * rest of the kernel. */
 template <class C>
 GT_DEV void mix_sub_chunk(const Mix& m, const MixPlace& place, int first, int tokens, float (&y)[C::TILES][4]) {
     using T = typename C::T;
     using Four = Vec<T, 4>;
+    constexpr int FOURS = C::TILES / 2, TOGETHER = C::N == 128 || C::TF32X3 ? 1 : 2, LATER = 2 * SUB_CHUNK;
+    const T* const ssm_row = static_cast<const T*>(m.ssm) + place.ssm;
+    const T* const residual_row = m.residual ? static_cast<const T*>(m.residual) + place.residual : nullptr;
+    const float4 ones = {1.0f, 1.0f, 1.0f, 1.0f};
     GT_UNROLL
-    for (int half = 0; half < 2; half++) {
-        const int64_t token = first + half;
-        if (token >= tokens) break;
+    for (int half0 = 0; half0 < 2; half0 += TOGETHER) {
+        Four ssm[TOGETHER][FOURS] = {}, rest[TOGETHER][FOURS] = {};
         GT_UNROLL
-        for (int k = 0; k < 2 * C::TILES; k += 4) {
-            const int c = place.channel + k;
-            float x[4];
-            Four rest = {};
-            const Four ssm = ldg<Four>(static_cast<const T*>(m.ssm) + place.ssm + token * m.ssm_stride.t + k);
-            if (m.residual)
-                rest = ldg<Four>(static_cast<const T*>(m.residual) + place.residual + token * m.residual_stride.t + k);
-            const float4 ones = {1.0f, 1.0f, 1.0f, 1.0f};
+        for (int i = 0; i < TOGETHER; i++) {
+            const int64_t token = first + half0 + i;
+            if (token >= tokens) continue;
+            GT_UNROLL
+            for (int k = 0; k < FOURS; k++) ssm[i][k] = ldg<Four>(ssm_row + token * m.ssm_stride.t + 4 * k);
+            if (residual_row) {
+                GT_UNROLL
+                for (int k = 0; k < FOURS; k++)
+                    rest[i][k] = ldg<Four>(residual_row + token * m.residual_stride.t + 4 * k);
+            }
+            if (token + LATER >= tokens) continue;
+            prefetch(ssm_row + (token + LATER) * m.ssm_stride.t);
+            if (residual_row) prefetch(residual_row + (token + LATER) * m.residual_stride.t);
+        }
+        GT_UNROLL
+        for (int k = 0; k < FOURS; k++) {
+            const int c = place.channel + 4 * k;
             const float4 of_wkv = m.gain_wkv ? ldg<float4>(m.gain_wkv + c) : ones;
             const float4 of_ssm = m.gain_ssm ? ldg<float4>(m.gain_ssm + c) : ones;
             const float wkv_gain[4] = {of_wkv.x, of_wkv.y, of_wkv.z, of_wkv.w};
             const float ssm_gain[4] = {of_ssm.x, of_ssm.y, of_ssm.z, of_ssm.w};
             GT_UNROLL
-            for (int i = 0; i < 4; i++) x[i] = y[(k + i) / 2][2 * half + i % 2];
-            if (m.y) {
-                Four alone;
-                alone.set(x);
-                stg<Four>(static_cast<T*>(m.y) + place.y + token * m.y_stride.t + k, alone);
+            for (int i = 0; i < TOGETHER; i++) {
+                const int half = half0 + i;
+                const int64_t token = first + half;
+                if (token >= tokens) continue;
+                float x[4];
+                GT_UNROLL
+                for (int n = 0; n < 4; n++) x[n] = y[2 * k + n / 2][2 * half + n % 2];
+                if (m.y) {
+                    Four alone;
+                    alone.set(x);
+                    stg<Four>(static_cast<T*>(m.y) + place.y + token * m.y_stride.t + 4 * k, alone);
+                }
+                GT_UNROLL
+                for (int n = 0; n < 4; n++)
+                    y[2 * k + n / 2][2 * half + n % 2] =
+                        fma_rn(wkv_gain[n], x[n], fma_rn(ssm_gain[n], ssm[i][k].get(n), rest[i][k].get(n)));
             }
-            GT_UNROLL
-            for (int i = 0; i < 4; i++)
-                y[(k + i) / 2][2 * half + i % 2] =
-                    fma_rn(wkv_gain[i], x[i], fma_rn(ssm_gain[i], ssm.get(i), rest.get(i)));
         }
     }
 }
