@@ -160,6 +160,13 @@ def texts():
     loop = [ratio('wkv6', pass_, 'torch loop', 'bf16', 'B64 T256 H4 N64') for pass_ in ('fwd', 'bwd')]
     yield seeds, (f'{significant(loop[0], 3)} and {significant(loop[1], 3)} times a loop over tokens in PyTorch, '
                   'B64 T256 H4 N64, bf16')
+    shape, loops = 'B8 T2048 H32 N64', ('torch loop', 'torch loop graph')
+    loop = [significant(ratio('wkv6', pass_, impl, 'bf16', shape), 3) for impl in loops for pass_ in ('fwd', 'bwd')]
+    yield seeds, (f'{shape}, bf16: {loop[0]} and {loop[1]} times, or {loop[2]} and {loop[3]} times if a CUDA graph '
+                  'replays the loop')
+    peak = [peers.find(op='wkv6', pass_='bwd', impl=loops[0], dtype='bf16', shape=shape),
+            ours.find(op='wkv6', pass_='bwd', impl='gt', dtype='bf16', shape=shape)]
+    yield seeds, '{} MiB beside {} MiB here'.format(*(whole(row['mem_mib']) for row in peak))
     norms = [sum(ms(peers.find(op='norm_mix', pass_=pass_, impl='torch.compile', dtype='bf16', shape=shape))
                  for pass_ in ('fwd', 'bwd')) /
              sum(ms(ours.find(op='norm_mix', pass_=pass_, impl='gt', dtype='bf16', shape=shape))
